@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "flashtile/context.hpp"
+#include "flashtile/explain.hpp"
+#include "flashtile/tensor.hpp"
+
+namespace flashtile {
+
+/// A tensor that a score or mask expression reads as `name[...]`, and where its gradient goes.
+struct AuxTensor {
+  std::string name;
+  TensorView tensor;    ///< f32, i32 or i64, one dimension or more for each index in the expression
+  TensorView gradient;  ///< attention_bwd: same shape, f32; only for f32 tensors the score reads
+};
+
+/// A scalar that an expression reads as `param.name`. Changing it never recompiles anything.
+struct ScalarParam {
+  std::string name;
+  double value = 0;
+};
+
+/// Everything about attention besides q, k, v and the results. Every member has a default that
+/// means "not used"; what is set is either honoured or refused.
+///
+/// For one sequence of lengths sq, sk, query i has position p = i + query_offset, and
+///
+///   s = q.k softmax_scale -> softcap tanh(s / softcap) -> score expression
+///       -> + bias - slope |p - j| -> masks -> softmax with exp(sink) in the denominator
+///       -> dropout -> out = weights . v
+///
+/// A row that sees no key has out 0 and lse -inf (or the sink), and no gradient passes through it.
+struct AttentionOptions {
+  // The scale and what acts on scores.
+  std::optional<double> softmax_scale;  ///< any finite number; default 1/sqrt(head_dim)
+  std::optional<double> softcap;        ///< > 0
+  std::string score;                    ///< expression: the new score from `score` and indices
+  std::string mask;                     ///< expression: a key is seen where it is not 0
+  std::vector<AuxTensor> aux;
+  std::vector<ScalarParam> params;
+
+  // Masks. Positions are aligned bottom-right unless query_offset says otherwise.
+  bool causal = false;                     ///< j <= p
+  std::optional<int64_t> window_left;      ///< p - window_left <= j; counts *other* keys; >= 0
+  std::optional<int64_t> window_right;     ///< j <= p + window_right; >= 0; causal makes it 0
+  std::optional<int64_t> query_offset;     ///< position of query 0; default sk - sq
+  std::optional<int64_t> attention_chunk;  ///< floor(p / chunk) == floor(j / chunk); > 0
+
+  // Tensors that change scores.
+  TensorView bias;          ///< (batch|1, heads|1, seqlen_q|1, seqlen_k), any float; -inf masks
+  TensorView alibi_slopes;  ///< (heads) or (batch, heads), f32
+  TensorView sink;          ///< (heads), f32; -inf is none
+
+  // Which keys there are. All i32.
+  TensorView cu_seqlens_q;     ///< (batch + 1): q is packed, (total_q, heads, head_dim)
+  TensorView cu_seqlens_k;     ///< (batch + 1): k and v are packed, (total_k, heads_kv, ...)
+  TensorView seqused_k;        ///< (batch): only the first seqused_k[b] stored keys are there
+  TensorView leftpad_k;        ///< (batch): the first leftpad_k[b] stored keys are not there
+  TensorView block_table;      ///< (batch, pages): k, v are (num_pages, page_size, heads_kv, ...)
+  TensorView cache_batch_idx;  ///< (batch): sequence b reads line cache_batch_idx[b] of k and v
+  std::optional<int64_t> max_seqlen_q;  ///< packed q: no sequence is longer; default: longest
+  std::optional<int64_t> max_seqlen_k;  ///< packed k: likewise
+
+  // Block-sparse lists: query i sees key j only if j / block_cols is among the first
+  // block_counts[b, h, m] entries of block_indices[b, h, m], m = i / block_rows.
+  TensorView block_counts;   ///< (batch|1, heads|1, M), i32
+  TensorView block_indices;  ///< (batch|1, heads|1, M, N), i32
+  int64_t block_rows = 0;
+  int64_t block_cols = 0;
+
+  // Dropout of weights: Philox4x32-7, the same mask on every device and tiling.
+  double dropout_p = 0;  ///< in [0, 1)
+  uint64_t dropout_seed = 0;
+  int64_t dropout_offset = 0;  ///< in [0, 2^32)
+
+  /// Same bits in every run. The CPU kernels always are; elsewhere it may cost time.
+  bool deterministic = false;
+
+  // Further results of attention_fwd. They may be left out.
+  TensorView max_logit;     ///< (heads), f32: largest masked score of each head; -inf if none
+  TensorView weights;       ///< (batch, heads, seqlen_q, seqlen_k): what v is multiplied by
+  TensorView dropout_mask;  ///< (batch, heads, seqlen_q, seqlen_k), u8: 1 keeps, by dropout alone
+
+  // Further inputs and results of attention_bwd. They may be left out.
+  TensorView dlse;           ///< like lse: incoming gradient of lse
+  TensorView dbias;          ///< like bias
+  TensorView dalibi_slopes;  ///< like alibi_slopes
+  TensorView dsink;          ///< like sink
+};
+
+/// Exact attention, tile by tile: out = softmax(mask(score(q k^T))) v, memory O(seqlen).
+///
+/// \param q    (batch, seqlen_q, heads, head_dim); packed (total_q, heads, head_dim)
+/// \param k    (batch, seqlen_k, heads_kv, head_dim); packed or paged as the options say
+/// \param v    like k, with head_dim_v. Query head h reads key head h / (heads / heads_kv)
+/// \param out  like q, with head_dim_v; dtype of q, or f32
+/// \param lse  (batch, heads, seqlen_q) or (heads, total_q), f32, natural logarithm of the softmax
+///             denominator, sink included; a default-constructed view where it is not wanted
+///
+/// q, k, v are f32, f16 or bf16 (f64: by the reference), all alike; any strides; head_dim and
+/// head_dim_v from 1 to 1024. Throws Error; nothing has been written then.
+/// FlashAttention-2, Dao 2023 (arXiv:2307.08691); online softmax, Milakov and Gimelshein 2018.
+void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
+                   const TensorView& out, const TensorView& lse,
+                   const AttentionOptions& options = {}, const Context& context = {});
+
+/// Gradients of the sum of out * dout (and lse * dlse) with respect to q, k, v, and to bias, sink,
+/// ALiBi slopes and aux tensors where the options give a place for them.
+///
+/// \param dout  like out
+/// \param out, lse  what attention_fwd gave for the same inputs and options
+/// \param dq, dk, dv  like q, k, v; a default-constructed view where it is not wanted
+///
+/// Paged keys and cache_batch_idx have no backward. Throws Error; nothing has been written then.
+void attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
+                   const TensorView& v, const TensorView& out, const TensorView& lse,
+                   const TensorView& dq, const TensorView& dk, const TensorView& dv,
+                   const AttentionOptions& options = {}, const Context& context = {});
+
+/// What attention_fwd would do with these arguments: the implementation and plan that it would
+/// use, and for each other one the first condition that it fails. Throws Error for invalid ones.
+Explanation explain_attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
+                                  const TensorView& out, const TensorView& lse,
+                                  const AttentionOptions& options = {},
+                                  const Context& context = {});
+
+/// The same for attention_bwd.
+Explanation explain_attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
+                                  const TensorView& v, const TensorView& out,
+                                  const TensorView& lse, const TensorView& dq,
+                                  const TensorView& dk, const TensorView& dv,
+                                  const AttentionOptions& options = {},
+                                  const Context& context = {});
+
+}  // namespace flashtile

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "flashtile/tensor.hpp"
+
+namespace flashtile {
+
+/// Where tasks run. The default is OpenMP (or one thread where the library was built without it);
+/// give a Context another one to use your own pool.
+class Executor {
+ public:
+  using Task = void (*)(void* state, int64_t task_idx, int worker_idx);
+
+  virtual ~Executor() = default;
+  /// Upper bound of `worker_idx` + 1.
+  virtual int num_workers() const = 0;
+  /// Calls task(state, i, worker_idx) once for each i in [0, num_tasks), and returns when all are
+  /// done. Two tasks that run at the same time have different `worker_idx`. Tasks do not throw.
+  virtual void run(int64_t num_tasks, Task task, void* state) = 0;
+};
+
+/// Everything about a call that is not the problem: where and how it runs. A plain value; results
+/// never depend on it, except through `implementation` where implementations round differently.
+struct Context {
+  Device device;
+  void* stream = nullptr;  ///< a CUstream for CUDA tensors
+  /// Memory for temporaries, at least what the plan asks for; null: the library allocates.
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+  /// Threads to use at most, or multiprocessors on a GPU; 0: all that there are.
+  int max_workers = 0;
+  /// Not owned; null: the default.
+  Executor* executor = nullptr;
+  /// Force one implementation, such as "attention_fwd_avx2"; empty: the registry chooses. The
+  /// environment variable FLASHTILE_IMPL does the same for calls that leave this empty.
+  std::string implementation;
+};
+
+}  // namespace flashtile

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace flashtile {
+
+/// One implementation, and why it does not take the problem.
+struct Candidate {
+  std::string implementation;
+  std::string refusal;  ///< the first condition that fails; empty: it takes the problem
+};
+
+/// What the library would do with a problem.
+struct Explanation {
+  std::string problem;  ///< its text form
+  std::string chosen;   ///< the implementation; empty: none takes it
+  std::string plan;     ///< how the chosen one would run: tiles, splits, workspace
+  std::vector<Candidate> candidates;
+};
+
+/// Many lines for a person: the problem, the choice, and one line for each candidate.
+std::string to_string(const Explanation& explanation);
+
+/// Names of all implementations of an op on this machine, best first; "attention_fwd" gives
+/// {"attention_fwd_avx512", ..., "attention_fwd_reference"}. Throws Error for an unknown op.
+std::vector<std::string> implementations(const std::string& op);
+
+/// The op that a problem text describes, without tensors: "attention_fwd:b2:hq8:sq129:causal:bf16".
+/// docs/problems.md gives the grammar. Throws Error where it cannot be read.
+Explanation explain(const std::string& problem_text);
+
+/// True when an implementation (any, or the one after @) takes the problem text.
+bool supports(const std::string& problem_text);
+
+}  // namespace flashtile
