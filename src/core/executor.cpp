@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/executor.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <thread>
+
+#include "core/env.hpp"
+#ifdef FLASHTILE_OPENMP
+#include <omp.h>
+#include <pthread.h>
+#endif
+
+namespace flashtile {
+namespace {
+
+#ifdef FLASHTILE_OPENMP
+// GNU OpenMP's pool does not survive fork(): a child that opens a parallel region after its parent
+// has used one hangs. A forked child therefore runs on the thread that calls.
+std::atomic<bool> pool_is_usable{true};
+std::atomic<bool> pool_was_used{false};
+
+class OpenMpExecutor final : public Executor {
+ public:
+  OpenMpExecutor() {
+    pthread_atfork(nullptr, nullptr, [] {
+      if (pool_was_used) pool_is_usable = false;
+    });
+  }
+
+  int num_workers() const override {
+    const int asked = env_num_threads();
+    return asked > 0 ? asked : omp_get_max_threads();
+  }
+
+  void run(int64_t num_tasks, Task task, void* state) override {
+    run_on(num_workers(), num_tasks, task, state);
+  }
+
+  static void run_on(int num_workers, int64_t num_tasks, Task task, void* state) {
+    const int num_threads = static_cast<int>(std::min<int64_t>(num_workers, num_tasks));
+    if (num_threads <= 1 || !pool_is_usable || omp_in_parallel() != 0) {
+      for (int64_t i = 0; i < num_tasks; ++i) task(state, i, 0);
+      return;
+    }
+    pool_was_used = true;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
+    for (int64_t i = 0; i < num_tasks; ++i) task(state, i, omp_get_thread_num());
+  }
+};
+using DefaultExecutor = OpenMpExecutor;
+#else
+class SerialExecutor final : public Executor {
+ public:
+  int num_workers() const override { return 1; }
+  void run(int64_t num_tasks, Task task, void* state) override { run_on(1, num_tasks, task, state); }
+  static void run_on(int, int64_t num_tasks, Task task, void* state) {
+    for (int64_t i = 0; i < num_tasks; ++i) task(state, i, 0);
+  }
+};
+using DefaultExecutor = SerialExecutor;
+#endif
+
+/// Wraps a task so that its exceptions are kept, not thrown through an executor.
+struct GuardedTask {
+  Executor::Task task;
+  void* state;
+  std::mutex mutex;
+  std::exception_ptr error;
+  int64_t error_task_idx = std::numeric_limits<int64_t>::max();
+
+  static void run(void* self_pointer, int64_t task_idx, int worker_idx) {
+    auto& self = *static_cast<GuardedTask*>(self_pointer);
+    try {
+      self.task(self.state, task_idx, worker_idx);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(self.mutex);
+      if (task_idx < self.error_task_idx) {
+        self.error_task_idx = task_idx;
+        self.error = std::current_exception();
+      }
+    }
+  }
+};
+
+}  // namespace
+
+Executor& executor_of(const Context& context) {
+  static DefaultExecutor default_executor;
+  return context.executor != nullptr ? *context.executor : default_executor;
+}
+
+int num_workers_of(const Context& context) {
+  const int available = std::max(1, executor_of(context).num_workers());
+  return context.max_workers > 0 ? std::min(available, context.max_workers) : available;
+}
+
+namespace detail {
+
+void run_tasks(const Context& context, int64_t num_tasks, Executor::Task task, void* state) {
+  if (num_tasks <= 0) return;
+  GuardedTask guarded{task, state, {}, nullptr};
+  if (context.executor == nullptr) {
+    executor_of(context);  // registers the fork handler
+    DefaultExecutor::run_on(num_workers_of(context), num_tasks, GuardedTask::run, &guarded);
+  } else if (num_workers_of(context) == 1) {
+    for (int64_t i = 0; i < num_tasks; ++i) GuardedTask::run(&guarded, i, 0);
+  } else {
+    // A caller's pool has no call that limits its workers: hand it as many drains as may run.
+    struct Drain {
+      GuardedTask* guarded;
+      std::atomic<int64_t> next{0};
+      int64_t num_tasks;
+    } drain{&guarded, {}, num_tasks};
+    const auto pull = [](void* state_pointer, int64_t, int worker_idx) {
+      auto& self = *static_cast<Drain*>(state_pointer);
+      for (int64_t i = self.next++; i < self.num_tasks; i = self.next++) {
+        GuardedTask::run(self.guarded, i, worker_idx);
+      }
+    };
+    context.executor->run(std::min<int64_t>(num_workers_of(context), num_tasks), pull, &drain);
+  }
+  if (guarded.error) std::rethrow_exception(guarded.error);
+}
+
+}  // namespace detail
+}  // namespace flashtile
