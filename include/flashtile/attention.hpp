@@ -8,6 +8,7 @@
 
 #include "flashtile/context.hpp"
 #include "flashtile/explain.hpp"
+#include "flashtile/export.hpp"
 #include "flashtile/tensor.hpp"
 
 namespace flashtile {
@@ -105,9 +106,9 @@ struct AttentionOptions {
 /// q, k, v are f32, f16 or bf16 (f64: by the reference), all alike; any strides; head_dim and
 /// head_dim_v from 1 to 1024. Throws Error; nothing has been written then.
 /// FlashAttention-2, Dao 2023 (arXiv:2307.08691); online softmax, Milakov and Gimelshein 2018.
-void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
-                   const TensorView& out, const TensorView& lse,
-                   const AttentionOptions& options = {}, const Context& context = {});
+FLASHTILE_API void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
+                                 const TensorView& out, const TensorView& lse,
+                                 const AttentionOptions& options = {}, const Context& context = {});
 
 /// Gradients of the sum of out * dout (and lse * dlse) with respect to q, k, v, and to bias, sink,
 /// ALiBi slopes and aux tensors where the options give a place for them.
@@ -117,24 +118,23 @@ void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v
 /// \param dq, dk, dv  like q, k, v; a default-constructed view where it is not wanted
 ///
 /// Paged keys and cache_batch_idx have no backward. Throws Error; nothing has been written then.
-void attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
-                   const TensorView& v, const TensorView& out, const TensorView& lse,
-                   const TensorView& dq, const TensorView& dk, const TensorView& dv,
-                   const AttentionOptions& options = {}, const Context& context = {});
+FLASHTILE_API void attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
+                                 const TensorView& v, const TensorView& out, const TensorView& lse,
+                                 const TensorView& dq, const TensorView& dk, const TensorView& dv,
+                                 const AttentionOptions& options = {}, const Context& context = {});
 
 /// What attention_fwd would do with these arguments: the implementation and plan that it would
 /// use, and for each other one the first condition that it fails. Throws Error for invalid ones.
-Explanation explain_attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
-                                  const TensorView& out, const TensorView& lse,
-                                  const AttentionOptions& options = {},
-                                  const Context& context = {});
+FLASHTILE_API Explanation explain_attention_fwd(const TensorView& q, const TensorView& k,
+                                                const TensorView& v, const TensorView& out,
+                                                const TensorView& lse,
+                                                const AttentionOptions& options = {},
+                                                const Context& context = {});
 
 /// The same for attention_bwd.
-Explanation explain_attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
-                                  const TensorView& v, const TensorView& out,
-                                  const TensorView& lse, const TensorView& dq,
-                                  const TensorView& dk, const TensorView& dv,
-                                  const AttentionOptions& options = {},
-                                  const Context& context = {});
+FLASHTILE_API Explanation explain_attention_bwd(
+    const TensorView& dout, const TensorView& q, const TensorView& k, const TensorView& v,
+    const TensorView& out, const TensorView& lse, const TensorView& dq, const TensorView& dk,
+    const TensorView& dv, const AttentionOptions& options = {}, const Context& context = {});
 
 }  // namespace flashtile

@@ -5,13 +5,14 @@
 #include <cstdint>
 #include <string>
 
+#include "flashtile/export.hpp"
 #include "flashtile/tensor.hpp"
 
 namespace flashtile {
 
 /// Where tasks run. The default is OpenMP (or one thread where the library was built without it);
 /// give a Context another one to use your own pool.
-class Executor {
+class FLASHTILE_API Executor {
  public:
   using Task = void (*)(void* state, int64_t task_idx, int worker_idx);
 

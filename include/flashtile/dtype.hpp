@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "flashtile/export.hpp"
+
 namespace flashtile {
 
 /// Element types. The numbers are those of the C ABI (`flashtile_dtype`) and never change.
@@ -23,15 +25,15 @@ enum class DType : int32_t {
 };
 
 /// Bytes of one element; 0 for kNone.
-int64_t dtype_bytes(DType dtype);
+FLASHTILE_API int64_t dtype_bytes(DType dtype);
 
 /// "f32", "bf16", ...; "none" for kNone.
-std::string_view dtype_name(DType dtype);
+FLASHTILE_API std::string_view dtype_name(DType dtype);
 
 /// The dtype with that name; kNone when there is none.
-DType dtype_from_name(std::string_view name);
+FLASHTILE_API DType dtype_from_name(std::string_view name);
 
 /// True for f64, f32, f16 and bf16.
-bool is_floating(DType dtype);
+FLASHTILE_API bool is_floating(DType dtype);
 
 }  // namespace flashtile

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "flashtile/export.hpp"
+
 namespace flashtile {
 
 /// What kind of failure an Error reports. The numbers are those of the C ABI (`flashtile_status`).
@@ -17,7 +19,7 @@ enum class ErrorCode : int {
 
 /// The one exception of the library. `what()` names op, argument, what was found and what was
 /// expected: "attention_fwd: head_dim of k is 96, of q 128".
-class Error : public std::runtime_error {
+class FLASHTILE_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& text) : std::runtime_error(text), code_(code) {}
   ErrorCode code() const { return code_; }

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "flashtile/export.hpp"
+
 namespace flashtile {
 
 /// One implementation, and why it does not take the problem.
@@ -21,17 +23,17 @@ struct Explanation {
 };
 
 /// Many lines for a person: the problem, the choice, and one line for each candidate.
-std::string to_string(const Explanation& explanation);
+FLASHTILE_API std::string to_string(const Explanation& explanation);
 
 /// Names of all implementations of an op on this machine, best first; "attention_fwd" gives
 /// {"attention_fwd_avx512", ..., "attention_fwd_reference"}. Throws Error for an unknown op.
-std::vector<std::string> implementations(const std::string& op);
+FLASHTILE_API std::vector<std::string> implementations(const std::string& op);
 
 /// The op that a problem text describes, without tensors: "attention_fwd:b2:hq8:sq129:causal:bf16".
 /// docs/problems.md gives the grammar. Throws Error where it cannot be read.
-Explanation explain(const std::string& problem_text);
+FLASHTILE_API Explanation explain(const std::string& problem_text);
 
 /// True when an implementation (any, or the one after @) takes the problem text.
-bool supports(const std::string& problem_text);
+FLASHTILE_API bool supports(const std::string& problem_text);
 
 }  // namespace flashtile

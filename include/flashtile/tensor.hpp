@@ -8,6 +8,7 @@
 #include <string>
 
 #include "flashtile/dtype.hpp"
+#include "flashtile/export.hpp"
 
 namespace flashtile {
 
@@ -24,7 +25,7 @@ struct Device {
 /// Strides count elements and may be 0 (inputs only) or negative; `data` is the address of element
 /// (0, ..., 0). Inputs and outputs share this type; the library writes through outputs only. A
 /// default-constructed view is "no tensor". Fixed size: making one never allocates.
-struct TensorView {
+struct FLASHTILE_API TensorView {
   static constexpr int kMaxDims = 8;
 
   void* data = nullptr;
@@ -35,7 +36,8 @@ struct TensorView {
   std::array<int64_t, kMaxDims> strides{};
 
   TensorView() = default;
-  /// A contiguous (row-major) view. Throws Error for more than kMaxDims dimensions.
+  /// A contiguous (row-major) view. Throws Error for more than kMaxDims dimensions,
+  /// and where the number of elements does not fit in 64 bits.
   TensorView(const void* data, DType dtype, std::span<const int64_t> shape);
   TensorView(const void* data, DType dtype, std::initializer_list<int64_t> shape);
   TensorView(const void* data, DType dtype, std::span<const int64_t> shape,
@@ -54,6 +56,6 @@ struct TensorView {
 };
 
 /// "f32 (2, 129, 8, 64) strides (66048, 512, 64, 1)"; strides only where not contiguous.
-std::string to_string(const TensorView& tensor);
+FLASHTILE_API std::string to_string(const TensorView& tensor);
 
 }  // namespace flashtile

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# How everything of the project is compiled. `flashtile_flags` is linked (PRIVATE) by each target
+# and is never installed: none of this reaches a user's own code.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_STANDARD_REQUIRED ON)
+set(CMAKE_C_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_C_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+
+add_library(flashtile_flags INTERFACE)
+# a * b + c must round twice wherever it is written as two operations, so that the reference gives
+# the same doubles on every machine. Kernels ask for a fused one by name.
+target_compile_options(flashtile_flags INTERFACE -ffp-contract=off)
+target_compile_options(
+  flashtile_flags
+  INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef
+            $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Woverloaded-virtual -Wextra-semi>
+            $<$<BOOL:${FLASHTILE_WERROR}>:-Werror>)
+# GCC's notes that the ABI of vector or empty-class arguments has changed once are no warnings.
+target_compile_options(flashtile_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>)
+# Bounds checks in the standard library wherever speed is not the point.
+target_compile_definitions(flashtile_flags INTERFACE $<$<NOT:$<CONFIG:Release>>:_GLIBCXX_ASSERTIONS>)
+
+# -O2 for the library at large keeps the build short; the kernels get -O3 (isa.cmake).
+string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
+
+if(FLASHTILE_SANITIZE)
+  set(sanitize -fsanitize=${FLASHTILE_SANITIZE} -fno-sanitize-recover=all)
+  target_compile_options(flashtile_flags INTERFACE ${sanitize} -fno-omit-frame-pointer -O1 -g1)
+  target_link_options(flashtile_flags INTERFACE ${sanitize})
+endif()
+
+find_package(Threads REQUIRED)
+target_link_libraries(flashtile_flags INTERFACE Threads::Threads)
+if(FLASHTILE_OPENMP)
+  find_package(OpenMP COMPONENTS CXX)
+  if(OpenMP_CXX_FOUND)
+    target_link_libraries(flashtile_flags INTERFACE OpenMP::OpenMP_CXX)
+    target_compile_definitions(flashtile_flags INTERFACE FLASHTILE_OPENMP=1)
+  elseif(FLASHTILE_OPENMP STREQUAL "ON")
+    message(FATAL_ERROR "flashtile: FLASHTILE_OPENMP is ON, but the compiler has no OpenMP")
+  else()
+    message(STATUS "flashtile: no OpenMP; the default executor runs on one thread")
+  endif()
+endif()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# tests/<folder>/*.cpp become one GoogleTest program a folder; tests/support/*.cpp is shared by all.
+# tests/<folder>/*_test.py run as they are, with FLASHTILE_BUILD_DIR set. Each tests/capi/*.c is a
+# program of its own, against the library that users get.
+#
+# Cases have the label `quick`, or `full` where the suite's name contains "Full".
+if(NOT FLASHTILE_BUILD_TESTS)
+  return()
+endif()
+
+find_package(GTest QUIET)
+set(googletest_source /usr/src/googletest)  # Debian's package, for cross builds
+if(NOT GTest_FOUND AND CMAKE_CROSSCOMPILING AND EXISTS ${googletest_source})
+  set(INSTALL_GTEST OFF)
+  add_subdirectory(${googletest_source} ${CMAKE_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
+  add_library(GTest::gtest_main ALIAS gtest_main)
+elseif(NOT GTest_FOUND)
+  if(FLASHTILE_BUILD_TESTS STREQUAL "AUTO")
+    message(STATUS "flashtile: no tests, because CMake does not find GoogleTest "
+                   "(Debian: libgtest-dev)")
+    return()
+  endif()
+  message(FATAL_ERROR "flashtile: FLASHTILE_BUILD_TESTS is ON, but CMake does not find GoogleTest "
+                      "(Debian: libgtest-dev)")
+endif()
+
+enable_testing()
+include(GoogleTest)
+set(tests_dir ${PROJECT_SOURCE_DIR}/tests)
+
+add_library(flashtile_test_base INTERFACE)
+target_include_directories(flashtile_test_base INTERFACE ${tests_dir})
+target_compile_definitions(flashtile_test_base
+                           INTERFACE FLASHTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+target_link_libraries(flashtile_test_base INTERFACE flashtile_internal GTest::gtest_main)
+if(TARGET flashtile_cli_parts)
+  target_compile_definitions(flashtile_test_base
+                             INTERFACE FLASHTILE_CLI="$<TARGET_FILE:flashtile_cli>")
+  target_link_libraries(flashtile_test_base INTERFACE flashtile_cli_parts)
+endif()
+
+file(GLOB_RECURSE support_sources CONFIGURE_DEPENDS ${tests_dir}/support/*.cpp)
+if(support_sources)
+  add_library(flashtile_test_support STATIC ${support_sources})
+  target_link_libraries(flashtile_test_support PUBLIC flashtile_test_base)
+else()
+  add_library(flashtile_test_support ALIAS flashtile_test_base)
+endif()
+
+set(test_timeout 120)
+if(FLASHTILE_SANITIZE OR CMAKE_CROSSCOMPILING)
+  set(test_timeout 600)
+endif()
+
+file(GLOB test_sources CONFIGURE_DEPENDS ${tests_dir}/*/*_test.cpp)
+set(test_folders "")
+foreach(source IN LISTS test_sources)
+  cmake_path(GET source PARENT_PATH folder)
+  cmake_path(GET folder FILENAME folder)
+  list(APPEND test_folders ${folder})
+endforeach()
+list(REMOVE_DUPLICATES test_folders)
+foreach(folder IN LISTS test_folders)
+  file(GLOB folder_sources CONFIGURE_DEPENDS ${tests_dir}/${folder}/*.cpp)
+  flashtile_apply_isa(folder_sources)
+  set(target ${folder}_tests)
+  add_executable(${target} ${folder_sources})
+  target_link_libraries(${target} PRIVATE flashtile_test_support)
+  if(TARGET flashtile_cli)
+    add_dependencies(${target} flashtile_cli)
+  endif()
+  gtest_discover_tests(
+    ${target} TEST_PREFIX ${folder}. TEST_FILTER -*Full* TEST_LIST ${folder}_quick
+    DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
+    PROPERTIES LABELS "quick;${folder}" TIMEOUT ${test_timeout})
+  gtest_discover_tests(
+    ${target} TEST_PREFIX ${folder}. TEST_FILTER *Full* TEST_LIST ${folder}_full
+    DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
+    PROPERTIES LABELS "full;${folder}" TIMEOUT ${test_timeout})
+endforeach()
+
+file(GLOB capi_programs CONFIGURE_DEPENDS ${tests_dir}/capi/*.c)
+foreach(source IN LISTS capi_programs)
+  cmake_path(GET source STEM stem)
+  add_executable(capi_${stem} ${source})
+  target_link_libraries(capi_${stem} PRIVATE flashtile flashtile_flags m)
+  add_test(NAME capi.${stem} COMMAND capi_${stem})
+  set_tests_properties(capi.${stem} PROPERTIES LABELS "quick;capi" TIMEOUT ${test_timeout})
+endforeach()
+
+# Each public header compiles alone.
+file(GLOB public_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include
+     ${PROJECT_SOURCE_DIR}/include/flashtile/*.hpp ${PROJECT_SOURCE_DIR}/include/flashtile/*.h)
+set(header_sources "")
+foreach(header IN LISTS public_headers)
+  set(extensions cpp)
+  if(header MATCHES "\\.h$")
+    set(extensions c cpp)
+  endif()
+  foreach(extension IN LISTS extensions)
+    set(source ${CMAKE_BINARY_DIR}/headers/${header}.${extension})
+    file(CONFIGURE OUTPUT ${source} CONTENT "#include \"${header}\"\n#include \"${header}\"\n")
+    list(APPEND header_sources ${source})
+  endforeach()
+endforeach()
+add_library(flashtile_headers OBJECT ${header_sources})
+target_link_libraries(flashtile_headers PRIVATE flashtile flashtile_flags)
+
+# Tests written in Python run on the machine that builds, so not in a cross build.
+find_package(Python3 3.9 QUIET COMPONENTS Interpreter)
+file(GLOB python_tests CONFIGURE_DEPENDS ${tests_dir}/*/*_test.py)
+if(Python3_FOUND AND NOT CMAKE_CROSSCOMPILING)
+  foreach(source IN LISTS python_tests)
+    cmake_path(GET source STEM stem)
+    cmake_path(GET source PARENT_PATH folder)
+    cmake_path(GET folder FILENAME folder)
+    add_test(NAME ${folder}.${stem} COMMAND Python3::Interpreter ${source}
+             WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    set_tests_properties(
+      ${folder}.${stem} PROPERTIES LABELS "quick;${folder}" TIMEOUT ${test_timeout}
+      ENVIRONMENT "FLASHTILE_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=1")
+  endforeach()
+endif()
