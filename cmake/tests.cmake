@@ -13,8 +13,8 @@ find_package(GTest QUIET)
 set(googletest_source /usr/src/googletest)  # Debian's package, for cross builds
 if(NOT GTest_FOUND AND CMAKE_CROSSCOMPILING AND EXISTS ${googletest_source})
   set(INSTALL_GTEST OFF)
+  set(BUILD_GMOCK OFF)
   add_subdirectory(${googletest_source} ${CMAKE_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
-  add_library(GTest::gtest_main ALIAS gtest_main)
 elseif(NOT GTest_FOUND)
   if(FLASHTILE_BUILD_TESTS STREQUAL "AUTO")
     message(STATUS "flashtile: no tests, because CMake does not find GoogleTest "
