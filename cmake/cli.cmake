@@ -28,15 +28,14 @@ if(cli_missing)
   message(FATAL_ERROR "flashtile: FLASHTILE_BUILD_CLI is ON, but CMake does not find "
                       "${cli_missing}")
 endif()
-if(NOT cli_sources OR NOT EXISTS ${cli_main})
-  return()
-endif()
-
 flashtile_apply_isa(cli_sources)
 add_library(flashtile_cli_parts STATIC ${cli_sources})
 target_include_directories(flashtile_cli_parts PUBLIC ${PROJECT_SOURCE_DIR}/cli)
 target_link_libraries(flashtile_cli_parts PUBLIC flashtile_internal CLI11::CLI11
                                                  nlohmann_json::nlohmann_json)
+if(NOT EXISTS ${cli_main})
+  return()
+endif()
 add_executable(flashtile_cli ${cli_main})
 set_target_properties(flashtile_cli PROPERTIES OUTPUT_NAME flashtile)
 target_link_libraries(flashtile_cli PRIVATE flashtile_cli_parts)

@@ -9,6 +9,11 @@ if(NOT FLASHTILE_BUILD_TESTS)
   return()
 endif()
 
+if(NOT TARGET flashtile_cli_parts)
+  message(STATUS "flashtile: no tests, because they need the CLI's file readers")
+  return()
+endif()
+
 find_package(GTest QUIET)
 set(googletest_source /usr/src/googletest)  # Debian's package, for cross builds
 if(NOT GTest_FOUND AND CMAKE_CROSSCOMPILING AND EXISTS ${googletest_source})
@@ -33,11 +38,11 @@ add_library(flashtile_test_base INTERFACE)
 target_include_directories(flashtile_test_base INTERFACE ${tests_dir})
 target_compile_definitions(flashtile_test_base
                            INTERFACE FLASHTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-target_link_libraries(flashtile_test_base INTERFACE flashtile_internal GTest::gtest_main)
-if(TARGET flashtile_cli_parts)
+target_link_libraries(flashtile_test_base INTERFACE flashtile_cli_parts flashtile_internal
+                                                    GTest::gtest_main)
+if(TARGET flashtile_cli)
   target_compile_definitions(flashtile_test_base
                              INTERFACE FLASHTILE_CLI="$<TARGET_FILE:flashtile_cli>")
-  target_link_libraries(flashtile_test_base INTERFACE flashtile_cli_parts)
 endif()
 
 file(GLOB_RECURSE support_sources CONFIGURE_DEPENDS ${tests_dir}/support/*.cpp)
