@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Shared by all instruction sets. Plain types and macros only: a function defined here would be
+// emitted by every ISA-flagged file, and the linker might keep the one that needs AVX-512.
+
+#include <cstddef>
+#include <cstdint>
+
+#define FLASHTILE_INLINE inline __attribute__((always_inline))
+
+// Arrays of vector values live in registers only if the loops over them are unrolled completely.
+#if defined(__clang__)
+#define FLASHTILE_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define FLASHTILE_UNROLL _Pragma("GCC unroll 32")
+#endif
+
+namespace flashtile::cpu {
+
+/// One bfloat16 in memory.
+struct Bf16 {
+  uint16_t bits;
+};
+
+/// One IEEE half in memory.
+struct F16 {
+  uint16_t bits;
+};
+
+}  // namespace flashtile::cpu
