@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -21,11 +22,18 @@
 
 namespace flashtile {
 
+struct ProblemText;
+
+/// Sizes by DimSpec name.
+using Sizes = std::map<std::string, int64_t, std::less<>>;
+
 /// A symbolic size. `code` is its name in a problem text ("b" in "b2"); sizes without a code are
-/// found from the tensors alone (total_q, num_pages).
+/// found from the tensors (total_q, num_pages) or written out in a problem text ("page_size=16").
+/// A problem text that leaves a size open gives it the size named by `default_from`, or 1.
 struct DimSpec {
   std::string_view name;
-  std::string_view code;
+  std::string_view code = {};
+  std::string_view default_from = {};
 };
 
 enum class Direction : uint8_t { kIn, kOut };
@@ -37,10 +45,13 @@ enum class Fill : uint8_t { kNormal, kPositive, kPermutation, kLengths };
 ///
 /// `shape` is a list of alternatives, "@block_table: num_pages page_size num_heads_kv head_dim;
 /// batch_size seqlen_k num_heads_kv head_dim". The first one whose condition holds is taken: the
-/// tensor behind @ is given, or there is no @. An entry is a DimSpec name, a number, NAME+1, or
-/// NAME? for a dimension that may also be 1 (broadcast).
+/// tensor behind @ is given, or there is no @; alternatives that follow it with the same condition
+/// are the same tensor with another number of dimensions ("num_heads; batch_size num_heads"). An
+/// entry is a DimSpec name, a number, NAME+1, or NAME? for a dimension that may also be 1
+/// (broadcast).
 ///
 /// A name that ends in ".*" stands for any number of tensors that the caller names ("aux.*").
+/// References from such a row to another family ("=aux.*", gradient_of "aux.*") keep the name.
 struct TensorSpec {
   std::string_view name;
   Direction direction = Direction::kIn;
@@ -48,7 +59,8 @@ struct TensorSpec {
   std::string_view shape;  ///< empty: any shape
   /// Allowed dtypes, separated by blanks; "=q" stands for the dtype of tensor q.
   std::string_view dtypes;
-  std::string_view gradient_of;  ///< for outputs: the input that this is the gradient of
+  /// For outputs: the input that this is the gradient of; the shapes are alike.
+  std::string_view gradient_of;
   std::string_view doc;
   Fill fill = Fill::kNormal;
   /// The tensor in an args object; `suffix` is what stands for * in its name. With `create` false
@@ -63,7 +75,8 @@ struct TensorSpec {
 using OptionValue = std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string>;
 enum class OptionType : uint8_t { kBool, kInt, kUint, kFloat, kText };
 
-/// One row of the option table. Limits are inclusive; monostate is "not given".
+/// One row of the option table; monostate is "not given". Limits count where min_value < max_value,
+/// and are inclusive unless marked open. A float without limits is finite; NaN is never accepted.
 struct OptionSpec {
   std::string_view name;  ///< family names end in ".*", as for tensors ("param.*")
   OptionType type = OptionType::kBool;
@@ -74,6 +87,8 @@ struct OptionSpec {
   OptionValue (*get)(const void* args, std::string_view suffix) = nullptr;
   void (*set)(void* args, std::string_view suffix, const OptionValue& value) = nullptr;
   std::vector<std::string> (*suffixes)(const void* args) = nullptr;
+  bool min_is_open = false;
+  bool max_is_open = false;
 
   bool is_family() const { return name.ends_with(".*"); }
 };
@@ -92,6 +107,9 @@ struct OpSpec {
   Explanation (*explain)(const void* args, const Context& context) = nullptr;
   /// Names of all implementations on this machine, best first.
   std::vector<std::string> (*implementations)() = nullptr;
+  /// Optional: adds sizes that follow from values in a problem text ("cu_seqlens_q={0,3,10}" gives
+  /// total_q) to those that are known from the text; open ones get their defaults afterwards.
+  void (*derive_sizes)(const ProblemText& problem, Sizes& sizes) = nullptr;
 
   const DimSpec* find_dim(std::string_view dim) const;
   /// The row for a tensor name; family rows match any suffix ("aux.table" finds "aux.*").
@@ -132,20 +150,39 @@ class OpCall {
   std::vector<std::string> option_names() const;
 
   void run(const Context& context) const { spec_->run(args_.get(), context); }
-  Explanation explain(const Context& context) const {
-    return spec_->explain(args_.get(), context);
-  }
+  Explanation explain(const Context& context) const { return spec_->explain(args_.get(), context); }
 
  private:
   const OpSpec* spec_;
   std::shared_ptr<void> args_;
 };
 
-/// All ops, and one by name (null when there is none). Ops are listed in src/ops/list.cpp.
+/// "aux.table" for the row "aux.*" and "table".
+std::string family_name(std::string_view row_name, std::string_view suffix);
+
+/// An option value as text, the form that parse_option reads; empty for monostate.
+std::string option_text(const OptionValue& value);
+/// The value of a text ("true", "5", "0.125", an expression). Throws Error where it is none.
+OptionValue parse_option(const OpSpec& spec, const OptionSpec& row, std::string_view full_name,
+                         std::string_view text);
+/// The value in the row's type. Throws Error where something would be lost.
+OptionValue convert_option(const OpSpec& spec, const OptionSpec& row, std::string_view full_name,
+                           const OptionValue& value);
+/// Throws Error when `value` has not the row's type or lies outside its limits.
+void check_option(const OpSpec& spec, const OptionSpec& row, std::string_view full_name,
+                  const OptionValue& value);
+
+/// The ops of the library: the list in src/ops/list.cpp, which defines this function.
+std::span<const OpSpec* const> built_in_ops();
+/// Those and the registered ones. Spans stay valid; all of these may be called from any thread.
 std::span<const OpSpec* const> all_ops();
+/// Null when there is none of that name.
 const OpSpec* find_op(std::string_view name);
-/// Adds an op at run time; tests prove the table with it. `spec` must outlive every use.
+/// Adds an op at run time; tests prove the table with it. `spec` must outlive every use. Throws
+/// Error for a name that is taken and for a table with a fault.
 void register_op(const OpSpec& spec);
+/// What is wrong with a table ("shape of k: unknown size 'heads'"); empty when nothing is.
+std::string spec_fault(const OpSpec& spec);
 
 // Row accessors from pointers to members, so that a table row is one line.
 

@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <map>
-#include <string>
-#include <string_view>
-
 #include "core/op_spec.hpp"
 
 namespace flashtile {
 
-/// Sizes by DimSpec name, as the tensors of a call fix them.
-using Sizes = std::map<std::string, int64_t, std::less<>>;
-
 /// Checks a call against its table: required tensors, dtypes, shapes (symbols must agree), sizes
 /// and strides whose products overflow, null or misaligned addresses, option ranges, and outputs
-/// that overlap anything (judged by element). Reads no tensor data. Throws Error that names the op,
-/// the argument, what was found and what was expected.
+/// that overlap anything (judged by element). Reads no tensor data. Gives the sizes that the
+/// tensors fix. Throws Error that names the op, the argument, what was found and what was expected.
 Sizes validate_call(const OpSpec& spec, const void* args);
 
 /// As above for a call whose tensors have no memory yet (make_call); skips the address checks.
