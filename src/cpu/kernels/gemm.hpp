@@ -13,19 +13,20 @@
 //
 // An element of C is one chain of fused multiply-adds over p = 0 .. k - 1, from zero, whatever the
 // tile it falls in: splitting m or n gives the same bits. Then C = alpha * sum, or with
-// `accumulate` C = alpha * sum + C * row_scale[i] (1 where row_scale is null); without it C is never
-// read. k = 0 is a sum of 0.
+// `accumulate` C = alpha * sum + C * row_scale[i] (1 where row_scale is null); without it C is
+// never read. k = 0 is a sum of 0.
 //
-//   gemm(m, n, k, {q, ldq, 1}, kt, ldk, {.c = s, .ldc = lds, .alpha = softmax_scale});       S = QK'
-//   gemm(m, dv, n, {p, lds, 1}, v, ldv, {.c = o, .ldc = ldo, .accumulate = true,
-//                                        .row_scale = alpha});                O = diag(alpha) O + PV
+//   gemm(m, n, k, {q, ldq, 1}, kt, ldk, {.c = s, .ldc = lds, .alpha = softmax_scale});       S =
+//   QK' gemm(m, dv, n, {p, lds, 1}, v, ldv, {.c = o, .ldc = ldo, .accumulate = true,
+//                                        .row_scale = alpha});                O = diag(alpha) O +
+//                                        PV
 //   gemm(n, dv, m, {p, 1, lds}, dout, ldo, {.c = dv, .ldc = ldv, .accumulate = true});  dV += P'dO
 //
 // With kHasBf16Dot there is gemm_bf16 as well, in gemm_bf16.hpp.
 //
 // A tile is kTileRows x kTileVecs vectors of accumulators in registers: 6 x 4 of 32 registers or
-// 6 x 2 of 16, plus a row of B and one broadcast. The strip of B (k x kTileVecs vectors) stays in L1
-// while all of A passes by it.
+// 6 x 2 of 16, plus a row of B and one broadcast. The strip of B (k x kTileVecs vectors) stays in
+// L1 while all of A passes by it.
 
 #include "cpu/simd/simd.hpp"
 
@@ -125,8 +126,8 @@ FLASHTILE_INLINE void gemm_tail(int64_t rows, int64_t k, const GemmA& a, int64_t
 
 /// All rows against kVecs vectors of B.
 template <int kVecs>
-void gemm_strip(int64_t m, int64_t k, const GemmA& a, const float* b, int64_t ldb,
-                const GemmC& out, int64_t col) {
+void gemm_strip(int64_t m, int64_t k, const GemmA& a, const float* b, int64_t ldb, const GemmC& out,
+                int64_t col) {
   constexpr int kRows = tile_rows(kVecs);
   int64_t row = 0;
   for (; row + kRows <= m; row += kRows) {

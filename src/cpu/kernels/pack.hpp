@@ -10,7 +10,8 @@
 //
 //   pack_rows             dst[row * ld + d], ld >= dim; the columns dim .. ld - 1 become 0
 //   pack_rows_transposed  dst[d * ld + row], ld >= rows; the columns rows .. ld - 1 become 0
-//   unpack_rows           float rows -> strided rows of any dtype, times `scale` and row_scale[row];
+//   unpack_rows           float rows -> strided rows of any dtype, times `scale` and
+//   row_scale[row];
 //                         a null row is skipped
 //
 // All values are multiplied by `scale` on the way (exact where it is 1). The packing functions

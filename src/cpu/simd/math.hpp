@@ -10,13 +10,19 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 inline constexpr float kLog2e = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 
+/// As store; the Bf16 form may flush subnormals to zero where that is faster.
+FLASHTILE_INLINE void store_flush(float* p, Vf x) { store(p, x); }
+#if !defined(FLASHTILE_ISA_AVX512_BF16)
+FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) { store(p, x); }
+#endif
+
 /// 2^x, exactly 1 for x = 0; 0 below about 2^-125.5 (results near and below the smallest normal
 /// number may be flushed), inf from 2^128 on.
 FLASHTILE_INLINE Vf exp2(Vf x) {
   // Beyond these the answer is 0 or inf anyway; max and min let a NaN in their second place pass.
   const Vf y = min(broadcast(128.5f), max(broadcast(-126.0f), x));
   const Vf n = round_nearest(y);
-  const Vf r = y - n;  // exact, in [-0.5, 0.5]
+  const Vf r = y - n;                   // exact, in [-0.5, 0.5]
   Vf p = broadcast(1.55946781619e-4f);  // 2.6e-9
   p = fma(p, r, broadcast(1.34066439024e-3f));
   p = fma(p, r, broadcast(9.61769297299e-3f));

@@ -12,10 +12,11 @@
 //
 // Types: Vf (kLanes floats), Mf (a mask for kLanes lanes), Vu (kLanes uint32).
 //   memory    load store load_partial store_partial, for float, Bf16, F16 (converted to and from
-//             float; rounding to nearest even, NaN stays NaN), uint32 (load_u ...), uint16 (load_u16
-//             widens). No alignment is needed; *_partial never touches memory past `count`, which is
-//             clamped to [0, kLanes], and reads zeros there.
-//   floats    + - * / unary-, fma(a, b, c) = a * b + c, fnma(a, b, c) = c - a * b, abs, sqrt, floor,
+//             float; rounding to nearest even, NaN stays NaN), uint32 (load_u ...), uint16
+//             (load_u16 widens). No alignment is needed; *_partial never touches memory past
+//             `count`, which is clamped to [0, kLanes], and reads zeros there.
+//   floats    + - * / unary-, fma(a, b, c) = a * b + c, fnma(a, b, c) = c - a * b, abs, sqrt,
+//   floor,
 //             round_nearest (ties to even), scale_pow2, broadcast, zero
 //   min, max  min(a, b) is a < b ? a : b and max(a, b) is a > b ? a : b, so a NaN in `a` is dropped
 //             and a NaN in `b` is kept; max(x, running_max) hence ignores NaN, and max(limit, x)

@@ -64,9 +64,7 @@ FLASHTILE_INLINE void store_partial(float* p, Vf x, int64_t count) {
   for (int i = 0; i < n; ++i) p[i] = x.v[i];
 }
 
-FLASHTILE_INLINE Vf select(Mf m, Vf if_set, Vf if_clear) {
-  return {m.m ? if_set.v : if_clear.v};
-}
+FLASHTILE_INLINE Vf select(Mf m, Vf if_set, Vf if_clear) { return {m.m ? if_set.v : if_clear.v}; }
 FLASHTILE_INLINE Vu as_vu(Vf a) { return {reinterpret_cast<UintLanes>(a.v)}; }
 FLASHTILE_INLINE Vf as_vf(Vu a) { return {reinterpret_cast<FloatLanes>(a.v)}; }
 
@@ -161,9 +159,7 @@ FLASHTILE_INLINE Mf operator==(Vu a, Vu b) { return {a.v == b.v}; }
 FLASHTILE_INLINE Mf less_i32(Vu a, Vu b) {
   return {reinterpret_cast<IntLanes>(a.v) < reinterpret_cast<IntLanes>(b.v)};
 }
-FLASHTILE_INLINE Vu select(Mf m, Vu if_set, Vu if_clear) {
-  return {m.m ? if_set.v : if_clear.v};
-}
+FLASHTILE_INLINE Vu select(Mf m, Vu if_set, Vu if_clear) { return {m.m ? if_set.v : if_clear.v}; }
 FLASHTILE_INLINE Vf i32_to_float(Vu a) {
   return {__builtin_convertvector(reinterpret_cast<IntLanes>(a.v), FloatLanes)};
 }

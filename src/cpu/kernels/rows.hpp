@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Row operations on float tiles, one row of n columns at a time; the row has room for padded(n).
+//
+// One step of the online softmax over a strip s of scores (in units of log 2 for exp2, natural for
+// exp), with running row_max and row_sum:
+//
+//   new_max = row_max_of(s, n, row_max);
+//   ref     = softmax_reference(new_max);                    0 while the row has seen no key
+//   row_sum = row_sum * 2^(row_max - ref) + exp_row<Exp2>(s, n, ref, s);
+//
+// -inf marks a masked score and gives exactly 0. NaN is ignored by row_max_of and comes through
+// exp_row, so that a visible NaN reaches the sum and the result. Sums run in a fixed order.
+
+#include "cpu/kernels/gemm.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// Exponentials to choose from; Exp2Fast has an error of 4e-6, for results rounded to 16 bits.
+struct Exp {
+  static FLASHTILE_INLINE Vf of(Vf x) { return exp(x); }
+};
+struct Exp2 {
+  static FLASHTILE_INLINE Vf of(Vf x) { return exp2(x); }
+};
+struct Exp2Fast {
+  static FLASHTILE_INLINE Vf of(Vf x) { return exp2_fast(x); }
+};
+
+/// max(start, s[0], ..., s[n - 1]), ignoring NaN.
+inline float row_max_of(const float* s, int64_t n, float start) {
+  Vf a = broadcast(start);
+  Vf b = a;
+  int64_t j = 0;
+  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+    a = max(load(s + j), a);
+    b = max(load(s + j + kLanes), b);
+  }
+  for (; j < n; j += kLanes) {
+    a = select(first_lanes(n - j), max(load_partial(s + j, n - j), a), a);
+  }
+  return reduce_max(max(a, b));
+}
+
+/// What a row subtracts before its exponential: its maximum, or 0 when that is -inf, so that no
+/// inf - inf arises.
+FLASHTILE_INLINE float softmax_reference(float row_max) {
+  return row_max == -__builtin_inff() ? 0.0f : row_max;
+}
+
+/// p[j] = f(s[j] - reference) for j < n, and 0 up to padded(n); returns the sum, of unrounded
+/// values. T is float or Bf16 (which may flush subnormals); p may be s.
+template <typename F, typename T>
+float exp_row(const float* s, int64_t n, float reference, T* p) {
+  const Vf ref = broadcast(reference);
+  Vf a = zero();
+  Vf b = zero();
+  int64_t j = 0;
+  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+    const Vf x = F::of(load(s + j) - ref);
+    const Vf y = F::of(load(s + j + kLanes) - ref);
+    store_flush(p + j, x);
+    store_flush(p + j + kLanes, y);
+    a = a + x;
+    b = b + y;
+  }
+  for (; j < n; j += kLanes) {
+    const Vf x = F::of(load_partial(s + j, n - j) - ref);
+    const Vf kept = select(first_lanes(n - j), x, zero());
+    store_flush(p + j, kept);
+    a = a + kept;
+  }
+  return reduce_add(a + b);
+}
+
+/// x[j] *= factor for j < padded(n).
+inline void scale_row(float* x, int64_t n, float factor) {
+  const Vf f = broadcast(factor);
+  for (int64_t j = 0; j < n; j += kLanes) store(x + j, load(x + j) * f);
+}
+
+/// x[j] = value for j < padded(n).
+inline void fill_row(float* x, int64_t n, float value) {
+  const Vf f = broadcast(value);
+  for (int64_t j = 0; j < n; j += kLanes) store(x + j, f);
+}
+
+/// s[j] = -inf for the j in [0, padded(n)) outside [begin, end). Only those are written.
+inline void mask_row_outside(float* s, int64_t n, int64_t begin, int64_t end) {
+  const Vf masked = broadcast(-__builtin_inff());
+  if (end < begin) end = begin;
+  for (int64_t j = 0; j < n; j += kLanes) {
+    if (j >= begin && j + kLanes <= end) continue;
+    const Mf keep = first_lanes(end - j) & ~first_lanes(begin - j);
+    store(s + j, select(keep, load(s + j), masked));
+  }
+}
+
+/// s[j] = -inf for the j < n with keep[j] = 0.
+inline void mask_row_bytes(float* s, int64_t n, const uint8_t* keep) {
+  for (int64_t j = 0; j < n; ++j) s[j] = keep[j] != 0 ? s[j] : -__builtin_inff();
+}
+
+/// Sum of a[j] * b[j] over j < n.
+inline float row_dot(const float* a, const float* b, int64_t n) {
+  Vf x = zero();
+  Vf y = zero();
+  int64_t j = 0;
+  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+    x = fma(load(a + j), load(b + j), x);
+    y = fma(load(a + j + kLanes), load(b + j + kLanes), y);
+  }
+  for (; j < n; j += kLanes) {
+    x = fma(load_partial(a + j, n - j), load_partial(b + j, n - j), x);
+  }
+  return reduce_add(x + y);
+}
+
+/// ds[j] = scale * p[j] * (dp[j] - delta), and exactly 0 where p is 0 (whatever dp holds), for
+/// j < padded(n): the softmax's gradient with respect to its scores. T is float or Bf16.
+template <typename T>
+void softmax_grad_row(const float* p, const float* dp, int64_t n, float delta, float scale, T* ds) {
+  const Vf d = broadcast(delta);
+  const Vf f = broadcast(scale);
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const Vf x = load(p + j);
+    const Vf grad = x * (load(dp + j) - d) * f;
+    store_flush(ds + j, select(x == zero(), zero(), grad));
+  }
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA
