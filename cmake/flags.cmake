@@ -25,7 +25,8 @@ target_compile_options(
 # GCC's notes that the ABI of vector or empty-class arguments has changed once are no warnings.
 target_compile_options(flashtile_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-psabi>)
 # Bounds checks in the standard library wherever speed is not the point.
-target_compile_definitions(flashtile_flags INTERFACE $<$<NOT:$<CONFIG:Release>>:_GLIBCXX_ASSERTIONS>)
+target_compile_definitions(flashtile_flags
+                           INTERFACE $<$<NOT:$<CONFIG:Release>>:_GLIBCXX_ASSERTIONS>)
 
 # -O2 for the library at large keeps the build short; the kernels get -O3 (isa.cmake).
 string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")

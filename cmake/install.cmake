@@ -39,6 +39,8 @@ install(FILES ${CMAKE_BINARY_DIR}/cmake/flashtile-config.cmake
               ${CMAKE_BINARY_DIR}/cmake/flashtile-config-version.cmake
         DESTINATION ${package_dir})
 
+# Relative to the .pc file, so that an installed tree can be moved.
+file(RELATIVE_PATH pc_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 configure_file(${PROJECT_SOURCE_DIR}/cmake/flashtile.pc.in ${CMAKE_BINARY_DIR}/cmake/flashtile.pc
                @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/cmake/flashtile.pc
