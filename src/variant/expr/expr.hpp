@@ -7,48 +7,19 @@
 #include <string_view>
 #include <vector>
 
+#include "variant/expr/op.hpp"
+
 namespace flashtile::variant {
 
-enum class Type : uint8_t { kBool, kInt, kFloat };
-
-/// Operations of the expression IR. Integers mean 64 bits; floats are double in the reference and
-/// float32 in kernels. Arguments of arithmetic have been brought to one type by kToFloat.
-enum class Op : uint8_t {
-  kBoolConst, kIntConst, kFloatConst,
-  kVariable,  ///< `variable`
-  kParam,     ///< a scalar parameter, `name_idx` into Expr::params; float
-  kLoad,      ///< aux tensor `name_idx` at the int arguments
-  kNeg, kAbs, kAdd, kSub, kMul, kMin, kMax,  // int or float
-  kDiv,                                      // int: truncates towards zero, x / 0 = 0; or float
-  kMod,                                      // int: sign of the dividend, x % 0 = 0; float: fmod
-  kFloorDiv, kFloorMod,                      // int: Python's // and %
-  kBitAnd, kBitOr, kBitXor, kShl, kShr,      // int; shift counts are taken modulo 64
-  kExp, kLog, kLog2, kTanh, kSigmoid, kSqrt, kSin, kCos, kFloor, kPow,  // float
-  kEq, kNe, kLt, kLe, kGt, kGe,                                         // -> bool
-  kNot, kAnd, kOr,                                                      // bool; right side lazy
-  kSelect,                                                              // bool, then two alike
-  kToInt,    ///< float truncated towards zero, or bool
-  kToFloat,  ///< int or bool
-  kToBool,   ///< != 0
-};
-
-enum class Variable : uint8_t {
-  kScore,  ///< float; only in score expressions
-  kBatch, kHead, kHeadKv, kQIdx, kKIdx, kSeqlenQ, kSeqlenK,
-  kQueryOffset,  ///< position of query 0, for the built-in masks
-  kLeftpad,      ///< stored index of key 0, for bias
-};
-inline constexpr int kNumVariables = 10;
-
 struct Node {
-  Op op;
-  Type type;
+  Op op = Op::kBoolConst;
+  Type type = Type::kBool;
   Variable variable = Variable::kScore;
   int32_t name_idx = -1;
   int32_t first_argument = 0;  ///< into Expr::arguments
   int32_t num_arguments = 0;
-  int64_t int_value = 0;
-  double float_value = 0;
+  int64_t int_value = 0;   ///< of kIntConst; of kBoolConst 0 or 1
+  double float_value = 0;  ///< of kFloatConst
 };
 
 /// What an expression may read: the aux tensors, by name.
@@ -56,6 +27,7 @@ struct AuxSignature {
   std::string name;
   int rank = 0;
   bool is_float = false;
+  bool operator==(const AuxSignature&) const = default;
 };
 
 /// A typed expression: nodes in an order where arguments come before their users; the last is the
@@ -74,5 +46,17 @@ struct Expr {
             static_cast<size_t>(node(idx).num_arguments)};
   }
 };
+
+/// True if both are the same expression, node by node. Float constants are compared by their bits.
+bool operator==(const Expr& a, const Expr& b);
+
+/// "score", "batch", ..., as texts write it.
+std::string_view variable_name(Variable variable);
+
+/// The type of a variable: kFloat for the score, else kInt.
+Type variable_type(Variable variable);
+
+/// "bool", "int" or "float".
+std::string_view type_name(Type type);
 
 }  // namespace flashtile::variant
