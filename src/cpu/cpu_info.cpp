@@ -63,7 +63,7 @@ void detect_isas(CpuInfo& info) {
   set(Isa::kAvx2, avx2);
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
   set(Isa::kAvx512, avx512);
   set(Isa::kAvx512Bf16, avx512 && __builtin_cpu_supports("avx512bf16"));
 #elif defined(__aarch64__)

@@ -10,12 +10,6 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 inline constexpr float kLog2e = 1.44269504088896341f;
 inline constexpr float kLn2 = 0.69314718055994531f;
 
-/// As store; the Bf16 form may flush subnormals to zero where that is faster.
-FLASHTILE_INLINE void store_flush(float* p, Vf x) { store(p, x); }
-#if !defined(FLASHTILE_ISA_AVX512_BF16)
-FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) { store(p, x); }
-#endif
-
 /// 2^x, exactly 1 for x = 0; 0 below about 2^-125.5 (results near and below the smallest normal
 /// number may be flushed), inf from 2^128 on.
 FLASHTILE_INLINE Vf exp2(Vf x) {

@@ -20,6 +20,11 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 
 inline constexpr int kLanes = 16;
 inline constexpr int kNumRegisters = 32;
+#if defined(__AVX512BF16__)
+inline constexpr bool kHasBf16Dot = true;
+#else
+inline constexpr bool kHasBf16Dot = false;
+#endif
 
 struct Vf {
   __m512 v;
@@ -180,6 +185,17 @@ FLASHTILE_INLINE void store_partial(F16* p, Vf x, int64_t count) {
   _mm256_mask_storeu_epi16(p, first_lanes(count).m,
                            _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+
+/// As store; the Bf16 form may flush subnormals to zero where that is faster.
+FLASHTILE_INLINE void store_flush(float* p, Vf x) { store(p, x); }
+#if defined(__AVX512BF16__)
+FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) {
+  const __m256bh y = _mm512_cvtneps_pbh(x.v);
+  __builtin_memcpy(p, &y, sizeof(y));
+}
+#else
+FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) { store(p, x); }
+#endif
 
 // ---- across lanes ----
 

@@ -10,6 +10,7 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 
 inline constexpr int kLanes = 4;
 inline constexpr int kNumRegisters = 16;
+inline constexpr bool kHasBf16Dot = false;
 
 using FloatLanes = float __attribute__((vector_size(16)));
 using UintLanes = uint32_t __attribute__((vector_size(16)));
@@ -226,6 +227,10 @@ FLASHTILE_INLINE void store(F16* p, Vf x) { store_u16(&p->bits, to_f16_bits(x));
 FLASHTILE_INLINE void store_partial(F16* p, Vf x, int64_t count) {
   store_u16_partial(&p->bits, to_f16_bits(x), count);
 }
+
+/// As store; the Bf16 form may flush subnormals to zero where that is faster.
+FLASHTILE_INLINE void store_flush(float* p, Vf x) { store(p, x); }
+FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) { store(p, x); }
 
 // ---- across lanes ----
 

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// AVX-512 with the bfloat16 dot product. See simd.hpp for the contract.
+
+#include "cpu/simd/simd_avx512.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// Pairs of bfloat16, one pair a lane, the element with the lower index in the low half.
+/// c + a.low * b.low + a.high * b.high; subnormals count as zero.
+FLASHTILE_INLINE Vf dot_pairs(Vu a, Vu b, Vf c) {
+  return {_mm512_dpbf16_ps(c.v, (__m512bh)a.v, (__m512bh)b.v)};
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA
