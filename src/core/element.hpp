@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "core/float16.hpp"
+#include "flashtile/dtype.hpp"
+
+namespace flashtile {
+
+/// The floating element at an address, as a double.
+inline double load_float(const char* address, DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return *reinterpret_cast<const double*>(address);
+    case DType::kF32:
+      return *reinterpret_cast<const float*>(address);
+    case DType::kF16:
+      return f16_to_float(*reinterpret_cast<const uint16_t*>(address));
+    case DType::kBF16:
+      return bf16_to_float(*reinterpret_cast<const uint16_t*>(address));
+    default:
+      return 0;
+  }
+}
+
+/// A double as a float that rounds on to 16 bits as the double itself would: rounded to odd.
+inline float narrow_to_odd(double value) {
+  const float nearest = static_cast<float>(value);
+  if (!(std::fabs(value) < 3e38) || static_cast<double>(nearest) == value) return nearest;
+  uint32_t bits = std::bit_cast<uint32_t>(nearest);
+  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;
+  return std::bit_cast<float>(bits | 1u);
+}
+
+/// Writes a double, rounded once to the dtype (to nearest, ties to even).
+inline void store_float(char* address, DType dtype, double value) {
+  switch (dtype) {
+    case DType::kF64:
+      *reinterpret_cast<double*>(address) = value;
+      break;
+    case DType::kF32:
+      *reinterpret_cast<float*>(address) = static_cast<float>(value);
+      break;
+    case DType::kF16:
+      *reinterpret_cast<uint16_t*>(address) = float_to_f16(narrow_to_odd(value));
+      break;
+    case DType::kBF16:
+      *reinterpret_cast<uint16_t*>(address) = float_to_bf16(narrow_to_odd(value));
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace flashtile

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "flashtile/attention.hpp"
+
+#include "ops/attention/implementations.hpp"
+#include "ops/attention/reference.hpp"
+
+namespace flashtile {
+namespace {
+
+/// The backends' implementations, then the reference.
+std::vector<AttentionImplementation> list_implementations(bool is_backward) {
+  std::vector<AttentionImplementation> all = cpu_attention_implementations(is_backward);
+  all.push_back(attention_reference(is_backward));
+  return all;
+}
+
+std::string_view op_name(bool is_backward) {
+  return is_backward ? "attention_bwd" : "attention_fwd";
+}
+
+bool has_memory(const AttentionArgs& args) {
+  return args.q.data != nullptr || args.k.data != nullptr || args.v.data != nullptr;
+}
+
+AttentionArgs make_args(const TensorView& q, const TensorView& k, const TensorView& v,
+                        const TensorView& out, const TensorView& lse,
+                        const AttentionOptions& options) {
+  AttentionArgs args;
+  static_cast<AttentionOptions&>(args) = options;
+  args.q = q;
+  args.k = k;
+  args.v = v;
+  args.out = out;
+  args.lse = lse;
+  return args;
+}
+
+AttentionArgs make_args(const TensorView& dout, const TensorView& q, const TensorView& k,
+                        const TensorView& v, const TensorView& out, const TensorView& lse,
+                        const TensorView& dq, const TensorView& dk, const TensorView& dv,
+                        const AttentionOptions& options) {
+  AttentionArgs args = make_args(q, k, v, out, lse, options);
+  args.dout = dout;
+  args.dq = dq;
+  args.dk = dk;
+  args.dv = dv;
+  return args;
+}
+
+}  // namespace
+
+std::span<const AttentionImplementation> attention_implementations(bool is_backward) {
+  static const std::vector<AttentionImplementation> forward = list_implementations(false);
+  static const std::vector<AttentionImplementation> backward = list_implementations(true);
+  return is_backward ? backward : forward;
+}
+
+std::vector<std::string> attention_implementation_names(bool is_backward) {
+  std::vector<std::string> names;
+  for (const auto& implementation : attention_implementations(is_backward)) {
+    names.emplace_back(implementation.name);
+  }
+  return names;
+}
+
+void run_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
+  const AttentionProblem problem = make_attention_problem(args, is_backward);
+  const AttentionImplementation& implementation =
+      select(op_name(is_backward), attention_implementations(is_backward), problem, context);
+  const AttentionPlan plan = implementation.plan(problem);
+  implementation.launch(problem, plan, args, context);
+}
+
+Explanation explain_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
+  const AttentionProblem problem = has_memory(args)
+                                       ? make_attention_problem(args, is_backward)
+                                       : make_attention_problem_from_shapes(args, is_backward);
+  return explain_selection(op_name(is_backward), attention_implementations(is_backward), problem,
+                           context);
+}
+
+void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
+                   const TensorView& out, const TensorView& lse, const AttentionOptions& options,
+                   const Context& context) {
+  run_attention(make_args(q, k, v, out, lse, options), /*is_backward=*/false, context);
+}
+
+void attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
+                   const TensorView& v, const TensorView& out, const TensorView& lse,
+                   const TensorView& dq, const TensorView& dk, const TensorView& dv,
+                   const AttentionOptions& options, const Context& context) {
+  run_attention(make_args(dout, q, k, v, out, lse, dq, dk, dv, options), /*is_backward=*/true,
+                context);
+}
+
+Explanation explain_attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
+                                  const TensorView& out, const TensorView& lse,
+                                  const AttentionOptions& options, const Context& context) {
+  return explain_attention(make_args(q, k, v, out, lse, options), /*is_backward=*/false, context);
+}
+
+Explanation explain_attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
+                                  const TensorView& v, const TensorView& out, const TensorView& lse,
+                                  const TensorView& dq, const TensorView& dk, const TensorView& dv,
+                                  const AttentionOptions& options, const Context& context) {
+  return explain_attention(make_args(dout, q, k, v, out, lse, dq, dk, dv, options),
+                           /*is_backward=*/true, context);
+}
+
+}  // namespace flashtile

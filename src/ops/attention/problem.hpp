@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/attention/args.hpp"
+#include "variant/expr/expr.hpp"
+
+namespace flashtile {
+
+/// How a tensor lies in memory, without the memory.
+struct TensorLayout {
+  DType dtype = DType::kNone;  ///< kNone: the call does not have this tensor
+  int32_t ndim = 0;
+  std::array<int64_t, TensorView::kMaxDims> shape{};
+  std::array<int64_t, TensorView::kMaxDims> strides{};  ///< elements
+  int64_t address_alignment = 0;                        ///< largest power of two, at most 256
+
+  explicit operator bool() const { return dtype != DType::kNone; }
+};
+
+TensorLayout layout_of(const TensorView& tensor);
+
+/// Dropout as the kernels use it. Weights whose sixteen random bits are below `threshold` are
+/// dropped, the others are multiplied by `gain`.
+struct Dropout {
+  bool is_on = false;
+  uint32_t threshold = 0;
+  double gain = 1;
+  uint64_t seed = 0;
+  uint32_t offset = 0;
+};
+
+/// What attention is asked for, in numbers the host knows: no tensor data, no addresses. Plans are
+/// made from this alone.
+struct AttentionProblem {
+  bool is_backward = false;
+  Device device;
+  DType dtype = DType::kF32;
+
+  int64_t batch_size = 0;
+  int64_t max_seqlen_q = 0;
+  int64_t max_seqlen_k = 0;
+  int64_t total_q = 0;  ///< rows of q over all sequences
+  int64_t total_k = 0;  ///< stored rows of k over all sequences or pages
+  int64_t num_heads = 0;
+  int64_t num_heads_kv = 0;
+  int64_t head_dim = 0;
+  int64_t head_dim_v = 0;
+  int64_t page_size = 0;  ///< 0: not paged
+  bool is_packed_q = false;
+  bool is_packed_k = false;
+
+  TensorLayout q, k, v, out, lse, bias, dout, dq, dk, dv, dbias;
+
+  double softmax_scale = 1;
+  std::optional<double> softcap;
+  std::optional<int64_t> query_offset;  ///< nothing: seqlen_k - seqlen_q of each sequence
+  std::optional<int64_t> window_left;
+  std::optional<int64_t> window_right;  ///< 0 when causal
+  std::optional<int64_t> attention_chunk;
+  bool has_alibi = false;
+  bool has_sink = false;
+  bool has_block_list = false;
+  int64_t block_rows = 0;
+  int64_t block_cols = 0;
+  Dropout dropout;
+  bool deterministic = false;
+
+  variant::Expr user_score;  ///< empty: none
+  variant::Expr user_mask;   ///< empty: none
+
+  bool wants_lse = false;
+  bool wants_max_logit = false;
+  bool wants_weights = false;  ///< the weights or dropout mask, quadratic on request
+  bool wants_aux_gradient = false;
+  bool wants_alibi_gradient = false;
+  bool wants_sink_gradient = false;
+
+  int64_t group_size() const { return num_heads / num_heads_kv; }
+};
+
+/// Checks the arguments (table, then what the table cannot say, then tensor data that lies on the
+/// host) and gives the problem. Throws Error; `op` names it in texts.
+AttentionProblem make_attention_problem(const AttentionArgs& args, bool is_backward);
+
+/// For explain on a call whose tensors have no memory: as above, without addresses or data.
+AttentionProblem make_attention_problem_from_shapes(const AttentionArgs& args, bool is_backward);
+
+/// How a CPU implementation runs a problem; printable.
+struct AttentionPlan {
+  std::string_view implementation;
+  int64_t block_m = 0;
+  int64_t block_n = 0;
+  int64_t num_splits = 1;  ///< parts of the keys that are worked on independently
+  int64_t num_tasks = 0;
+  int64_t workspace_bytes = 0;  ///< fixed part
+  int64_t worker_bytes = 0;     ///< further bytes for each worker
+};
+
+std::string to_string(const AttentionPlan& plan);
+
+}  // namespace flashtile

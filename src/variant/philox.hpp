@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The dropout generator: Philox4x32-7 (Salmon et al., SC 2011), counter-based, so that any tile of
+// the mask can be made anywhere. One text for host, SIMD and device: no header, no branch. `U` is
+// an unsigned 32-bit integer or a vector of them with + ^ and mul_hi, mul_lo found by its type.
+//
+// key = (seed's low word, seed's high word), counter = (offset, batch * heads + head, q_idx,
+// 4 (k_idx / 32) + (k_idx mod 8) / 2). Key k_idx takes word (k_idx mod 32) / 8 of the four, its low
+// half when k_idx is even, else its high half: one call serves the eight columns of a row that a
+// lane holds of a tensor-core accumulator.
+#pragma once
+
+namespace flashtile::variant {
+
+struct PhiloxKey {
+  unsigned int low, high;
+};
+
+inline unsigned int mul_lo(unsigned int a, unsigned int b) { return a * b; }
+inline unsigned int mul_hi(unsigned int a, unsigned int b) {
+  return static_cast<unsigned int>((static_cast<unsigned long long>(a) * b) >> 32);
+}
+
+/// Seven rounds on a counter, in place. `Make(word)` gives a U with that word in every lane.
+template <class U, class Make>
+inline void philox4x32_7(U (&counter)[4], PhiloxKey key, Make make) {
+  for (int round = 0; round < 7; ++round) {
+    const U multiplier0 = make(0xD2511F53u);
+    const U multiplier1 = make(0xCD9E8D57u);
+    const U high0 = mul_hi(multiplier0, counter[0]);
+    const U low0 = mul_lo(multiplier0, counter[0]);
+    const U high1 = mul_hi(multiplier1, counter[2]);
+    const U low1 = mul_lo(multiplier1, counter[2]);
+    counter[0] = high1 ^ counter[1] ^ make(key.low);
+    counter[1] = low1;
+    counter[2] = high0 ^ counter[3] ^ make(key.high);
+    counter[3] = low0;
+    key.low += 0x9E3779B9u;
+    key.high += 0xBB67AE85u;
+  }
+}
+
+/// The sixteen random bits of one score.
+inline unsigned int dropout_bits(unsigned long long seed, unsigned int offset,
+                                 unsigned int batch_head, unsigned int q_idx, unsigned int k_idx) {
+  unsigned int counter[4] = {offset, batch_head, q_idx, 4 * (k_idx / 32) + (k_idx % 8) / 2};
+  const PhiloxKey key = {static_cast<unsigned int>(seed), static_cast<unsigned int>(seed >> 32)};
+  philox4x32_7(counter, key, [](unsigned int word) { return word; });
+  const unsigned int word = counter[(k_idx % 32) / 8];
+  return k_idx % 2 == 0 ? word & 0xFFFFu : word >> 16;
+}
+
+}  // namespace flashtile::variant
