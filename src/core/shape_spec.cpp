@@ -226,8 +226,13 @@ const GivenTensor* find_given(std::span<const GivenTensor> tensors, std::string_
 }
 
 std::string bind_sizes(std::span<const GivenTensor> tensors, Sizes& sizes) {
+  return bind_sizes(tensors, sizes,
+                    [&](std::string_view name) { return find_given(tensors, name) != nullptr; });
+}
+
+std::string bind_sizes(std::span<const GivenTensor> tensors, Sizes& sizes,
+                       const std::function<bool(std::string_view)>& is_given) {
   Binder binder(sizes);
-  const auto is_given = [&](std::string_view name) { return find_given(tensors, name) != nullptr; };
   std::vector<std::pair<const GivenTensor*, ShapeForm>> broadcast;
   for (const GivenTensor& tensor : tensors) {
     if (!tensor.row->gradient_of.empty()) check_like_input(tensor, tensors, binder);

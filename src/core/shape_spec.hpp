@@ -63,5 +63,8 @@ const GivenTensor* find_given(std::span<const GivenTensor> tensors, std::string_
 /// Adds the sizes that the tensors fix to `sizes`. Returns the first thing that is wrong with a
 /// shape, such as "head_dim of k is 96, of q 128"; empty when all agree. Goes on after a fault.
 std::string bind_sizes(std::span<const GivenTensor> tensors, Sizes& sizes);
+/// The same where the tensors are only a part of those that conditions (@...) may name.
+std::string bind_sizes(std::span<const GivenTensor> tensors, Sizes& sizes,
+                       const std::function<bool(std::string_view)>& is_given);
 
 }  // namespace flashtile
