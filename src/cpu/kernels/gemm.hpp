@@ -22,7 +22,7 @@
 //        {.c = o, .ldc = ldo, .accumulate = true, .row_scale = factor});
 //   gemm(n, dv, m, {p, 1, lds}, dout, ldo, {.c = dv, .ldc = ldv, .accumulate = true});
 //
-// With kHasBf16Dot there is gemm_bf16 as well, in gemm_bf16.hpp.
+// Where kHasBf16Dot is true there is gemm_bf16 as well, in gemm_bf16.hpp.
 
 #include "cpu/simd/simd.hpp"
 

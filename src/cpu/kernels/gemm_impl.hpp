@@ -5,7 +5,7 @@
 //
 // A tile is rows x vectors of accumulators in registers: 6 x 4 of 32 registers or 6 x 2 of 16, plus
 // a row of B and one broadcast. The strip of B (k x kTileVecs vectors) stays in L1 while all of A
-// passes by it.
+// passes by it. A step of k is one float, or with gemm_bf16 one pair of bfloat16.
 
 #include "cpu/kernels/gemm.hpp"
 
@@ -45,74 +45,98 @@ FLASHTILE_INLINE void store_tile(const Accumulators<kRows, kVecs>& acc, const Ge
   }
 }
 
-/// One register tile: kRows rows of A times kVecs vectors of B.
-template <int kRows, int kVecs>
-void gemm_tile(int64_t k, const GemmA& a_view, int64_t row, const float* b, int64_t ldb,
-               const GemmC& out, int64_t col) {
+/// A and B as the tile reads them: `steps` words of A at any stride, rows of B one step apart.
+template <typename T>
+struct Operands {
+  const T* a;
+  int64_t a_row_stride;
+  int64_t a_step_stride;
+  const T* b;
+  int64_t b_step_stride;
+  int64_t steps;
+};
+
+/// One step for one vector, of floats and of bfloat16 pairs. B's columns are kStepWidth apart.
+struct FloatStep {
+  using Element = float;
+  static constexpr int kStepWidth = 1;
+  static FLASHTILE_INLINE Vf load_a(const float* p) { return broadcast(*p); }
+  static FLASHTILE_INLINE Vf load_b(const float* p) { return load(p); }
+  static FLASHTILE_INLINE Vf add(Vf a, Vf b, Vf c) { return fma(a, b, c); }
+};
+
+/// One register tile: kRows rows of A, from `row`, times kVecs vectors of B, from column `col`.
+template <typename Step, int kRows, int kVecs>
+void gemm_tile(const Operands<typename Step::Element>& in, int64_t row, int64_t col,
+               const GemmC& out) {
   Accumulators<kRows, kVecs> acc;
   int64_t offset[static_cast<size_t>(kRows)];
   FLASHTILE_UNROLL
   for (int i = 0; i < kRows; ++i) {
-    offset[i] = i * a_view.row_stride;
+    offset[i] = i * in.a_row_stride;
     FLASHTILE_UNROLL
     for (int v = 0; v < kVecs; ++v) acc[i][v] = zero();
   }
-  const float* a = a_view.data + row * a_view.row_stride;
-  for (int64_t p = 0; p < k; ++p) {
-    Vf bv[static_cast<size_t>(kVecs)];
+  const auto* a = in.a + row * in.a_row_stride;
+  const auto* b = in.b + col * Step::kStepWidth;
+  for (int64_t p = 0; p < in.steps; ++p) {
+    decltype(Step::load_b(b)) bv[static_cast<size_t>(kVecs)];
     FLASHTILE_UNROLL
-    for (int v = 0; v < kVecs; ++v) bv[v] = load(b + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) bv[v] = Step::load_b(b + v * kLanes * Step::kStepWidth);
     FLASHTILE_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      const Vf x = broadcast(a[offset[i]]);
+      const auto x = Step::load_a(a + offset[i]);
       FLASHTILE_UNROLL
-      for (int v = 0; v < kVecs; ++v) acc[i][v] = fma(x, bv[v], acc[i][v]);
+      for (int v = 0; v < kVecs; ++v) acc[i][v] = Step::add(x, bv[v], acc[i][v]);
     }
-    a += a_view.col_stride;
-    b += ldb;
+    a += in.a_step_stride;
+    b += in.b_step_stride;
   }
   store_tile<kRows, kVecs>(acc, out, row, out.c + row * out.ldc + col);
 }
 
 /// The last `rows` < kMaxRows rows of a strip.
-template <int kMaxRows, int kVecs>
-FLASHTILE_INLINE void gemm_tail(int64_t rows, int64_t k, const GemmA& a, int64_t row,
-                                const float* b, int64_t ldb, const GemmC& out, int64_t col) {
+template <typename Step, int kMaxRows, int kVecs>
+FLASHTILE_INLINE void gemm_tail(const Operands<typename Step::Element>& in, int64_t rows,
+                                int64_t row, int64_t col, const GemmC& out) {
   if constexpr (kMaxRows > 1) {
     if (rows == kMaxRows - 1) {
-      gemm_tile<kMaxRows - 1, kVecs>(k, a, row, b, ldb, out, col);
+      gemm_tile<Step, kMaxRows - 1, kVecs>(in, row, col, out);
     } else {
-      gemm_tail<kMaxRows - 1, kVecs>(rows, k, a, row, b, ldb, out, col);
+      gemm_tail<Step, kMaxRows - 1, kVecs>(in, rows, row, col, out);
     }
   }
 }
 
 /// All rows against kVecs vectors of B.
-template <int kVecs>
-void gemm_strip(int64_t m, int64_t k, const GemmA& a, const float* b, int64_t ldb, const GemmC& out,
-                int64_t col) {
+template <typename Step, int kVecs>
+void gemm_strip(const Operands<typename Step::Element>& in, int64_t m, int64_t col,
+                const GemmC& out) {
   constexpr int kRows = tile_rows(kVecs);
   int64_t row = 0;
-  for (; row + kRows <= m; row += kRows) {
-    gemm_tile<kRows, kVecs>(k, a, row, b, ldb, out, col);
+  for (; row + kRows <= m; row += kRows) gemm_tile<Step, kRows, kVecs>(in, row, col, out);
+  gemm_tail<Step, kRows, kVecs>(in, m - row, row, col, out);
+}
+
+template <typename Step>
+FLASHTILE_INLINE void gemm_with(const Operands<typename Step::Element>& in, int64_t m, int64_t n,
+                                const GemmC& out) {
+  const int64_t num_vecs = padded(n) / kLanes;
+  int64_t vec = 0;
+  for (; vec + kTileVecs <= num_vecs; vec += kTileVecs) {
+    gemm_strip<Step, kTileVecs>(in, m, vec * kLanes, out);
   }
-  gemm_tail<kRows, kVecs>(m - row, k, a, row, b, ldb, out, col);
+  const int64_t rest = num_vecs - vec;
+  if constexpr (kTileVecs == 4) {
+    if (rest == 3) gemm_strip<Step, 3>(in, m, vec * kLanes, out);
+    if (rest == 2) gemm_strip<Step, 2>(in, m, vec * kLanes, out);
+  }
+  if (rest == 1) gemm_strip<Step, 1>(in, m, vec * kLanes, out);
 }
 
 void gemm(int64_t m, int64_t n, int64_t k, const GemmA& a, const float* b, int64_t ldb,
           const GemmC& out) {
-  const int64_t num_vecs = padded(n) / kLanes;
-  int64_t vec = 0;
-  for (; vec + kTileVecs <= num_vecs; vec += kTileVecs) {
-    gemm_strip<kTileVecs>(m, k, a, b + vec * kLanes, ldb, out, vec * kLanes);
-  }
-  const int64_t col = vec * kLanes;
-  const int64_t rest = num_vecs - vec;
-  if constexpr (kTileVecs == 4) {
-    if (rest == 3) gemm_strip<3>(m, k, a, b + col, ldb, out, col);
-    if (rest == 2) gemm_strip<2>(m, k, a, b + col, ldb, out, col);
-  }
-  if (rest == 1) gemm_strip<1>(m, k, a, b + col, ldb, out, col);
+  gemm_with<FloatStep>({a.data, a.row_stride, a.col_stride, b, ldb, k}, m, n, out);
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

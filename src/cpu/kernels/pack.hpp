@@ -17,7 +17,7 @@
 // return true when some value that they read is not finite. For K: pack_rows_transposed gives B of
 // S = QK'; for V: pack_rows gives B of O = PV. As leading dimension take tile_ld(n).
 //
-// The pair forms for the bf16 dot product are in pack_bf16.hpp.
+// The forms for the bf16 dot product are in pack_bf16.hpp.
 
 #include "cpu/kernels/gemm.hpp"
 #include "flashtile/dtype.hpp"

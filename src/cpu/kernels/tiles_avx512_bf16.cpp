@@ -1,3 +1,3 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/kernels/gemm_impl.hpp"
-#include "cpu/kernels/pack_impl.hpp"
+#include "cpu/kernels/gemm_bf16_impl.hpp"
+#include "cpu/kernels/pack_bf16_impl.hpp"

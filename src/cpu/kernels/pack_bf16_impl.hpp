@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The text behind pack_bf16.hpp.
+
+#include "cpu/kernels/pack_bf16.hpp"
+#include "cpu/kernels/pack_impl.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// Elements d .. d + count - 1 of a row as bfloat16 bits; zeros beyond, and for a null row.
+template <typename T>
+FLASHTILE_INLINE Vu load_bf16_bits(const T* row, int64_t d, int64_t count, int64_t stride) {
+  if (row == nullptr || count <= 0) return broadcast_u(0);
+  return to_bf16_bits(load_elements(row, d, count, stride));
+}
+FLASHTILE_INLINE Vu load_bf16_bits(const Bf16* row, int64_t d, int64_t count, int64_t stride) {
+  if (row == nullptr || count <= 0) return broadcast_u(0);
+  if (stride == 1) {
+    return count >= kLanes ? load_u16(&row[d].bits) : load_u16_partial(&row[d].bits, count);
+  }
+  return as_vu(load_elements(row, d, count, stride)) >> 16;
+}
+
+/// `count` pairs, one a lane, to pairs of elements in memory.
+FLASHTILE_INLINE void store_pairs(Bf16* p, Vu pairs, int64_t count) {
+  if (count >= kLanes) {
+    __builtin_memcpy(p, &pairs, sizeof(pairs));
+  } else {
+    store_u_partial(reinterpret_cast<uint32_t*>(p), pairs, count);
+  }
+}
+
+/// Collects whether a value had the exponent of inf and NaN.
+struct BitsCheck {
+  Mf seen;
+  FLASHTILE_INLINE void add(Vu x) {
+    seen = seen | ((x & broadcast_u(0x7F80)) == broadcast_u(0x7F80));
+  }
+};
+
+template <typename T>
+bool pack_rows_bf16_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
+  BitsCheck check{first_lanes(0)};
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* row = static_cast<const T*>(src.rows[r]);
+    for (int64_t d = 0; d < ld; d += kLanes) {
+      const Vu x = load_bf16_bits(row, d, dim - d, src.stride);
+      check.add(x);
+      store_u16_partial(&dst[r * ld + d].bits, x, ld - d);
+    }
+  }
+  return any(check.seen);
+}
+
+template <typename T>
+bool pack_pairs_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
+  BitsCheck check{first_lanes(0)};
+  for (int64_t r = 0; r < rows; r += 2) {
+    const T* low_row = static_cast<const T*>(src.rows[r]);
+    const T* high_row = r + 1 < rows ? static_cast<const T*>(src.rows[r + 1]) : nullptr;
+    for (int64_t d = 0; d < ld; d += kLanes) {
+      const Vu low = load_bf16_bits(low_row, d, dim - d, src.stride);
+      const Vu high = load_bf16_bits(high_row, d, dim - d, src.stride);
+      check.add(low);
+      check.add(high);
+      store_pairs(dst + r * ld + 2 * d, low | (high << 16), ld - d);
+    }
+  }
+  return any(check.seen);
+}
+
+template <typename T>
+bool pack_pairs_transposed_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst,
+                              int64_t ld) {
+  BitsCheck check{first_lanes(0)};
+  for (int64_t r = 0; r < ld; r += kLanes) {
+    for (int64_t d = 0; d < dim; d += 2 * kLanes) {
+      Vu block[kLanes];  // row r + i: pairs of columns d .. d + 2 kLanes - 1
+      for (int i = 0; i < kLanes; ++i) {
+        const T* row = r + i < rows ? static_cast<const T*>(src.rows[r + i]) : nullptr;
+        Bf16 line[2 * kLanes];
+        for (int half = 0; half < 2; ++half) {
+          const int64_t first = d + half * kLanes;
+          const Vu x = load_bf16_bits(row, first, dim - first, src.stride);
+          check.add(x);
+          store_u16(&line[half * kLanes].bits, x);
+        }
+        __builtin_memcpy(&block[i], line, sizeof(line));
+      }
+      transpose(block);
+      const int64_t pairs = (dim - d + 1) / 2;
+      const int64_t n = pairs < kLanes ? pairs : kLanes;
+      for (int64_t i = 0; i < n; ++i) {
+        store_pairs(dst + ((d / 2 + i) * ld + r) * 2, block[i], ld - r);
+      }
+    }
+  }
+  return any(check.seen);
+}
+
+bool pack_rows_bf16(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
+  if (src.dtype == DType::kBF16) return pack_rows_bf16_of<Bf16>(src, rows, dim, dst, ld);
+  if (src.dtype == DType::kF16) return pack_rows_bf16_of<F16>(src, rows, dim, dst, ld);
+  return pack_rows_bf16_of<float>(src, rows, dim, dst, ld);
+}
+
+bool pack_pairs(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
+  if (src.dtype == DType::kBF16) return pack_pairs_of<Bf16>(src, rows, dim, dst, ld);
+  if (src.dtype == DType::kF16) return pack_pairs_of<F16>(src, rows, dim, dst, ld);
+  return pack_pairs_of<float>(src, rows, dim, dst, ld);
+}
+
+bool pack_pairs_transposed(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
+  if (src.dtype == DType::kBF16) return pack_pairs_transposed_of<Bf16>(src, rows, dim, dst, ld);
+  if (src.dtype == DType::kF16) return pack_pairs_transposed_of<F16>(src, rows, dim, dst, ld);
+  return pack_pairs_transposed_of<float>(src, rows, dim, dst, ld);
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA
