@@ -25,7 +25,8 @@ LONG_FILES = {}
 CPP = {".hpp", ".cpp", ".h", ".c", ".cuh"}
 CODE = CPP | {".py", ".sh", ".cmake"}
 TEXT = CODE | {".md", ".json", ".txt", ".in", ".yml", ".toml"}
-SKIPPED_FOLDERS = {".git", ".venv", ".cache", "__pycache__", "build", "corpus", "Testing"}
+SKIPPED_FOLDERS = {".git", ".venv", ".cache", "__pycache__", "corpus"}
+SKIPPED_AT_THE_TOP = {"build", "Testing"}
 
 # The folders under src/ and the CLI, lowest first: each may include itself and what is below.
 LAYERS = ["core", "variant", "ops", "cpu", "capi"]
@@ -83,7 +84,9 @@ def load(root):
     files, findings = [], []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root)
-        if SKIPPED_FOLDERS & set(relative.parts) or not path.is_file():
+        if SKIPPED_FOLDERS & set(relative.parts) or relative.parts[0] in SKIPPED_AT_THE_TOP:
+            continue
+        if not path.is_file():
             continue
         suffix = ".cmake" if path.name == "CMakeLists.txt" else path.suffix
         if suffix not in TEXT and not is_script(path):
