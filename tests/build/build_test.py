@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the build promises: flags of each instruction set, one compilation a file, clear messages."""
+"""What the build promises: flags of an instruction set, one compilation a file, clear messages."""
 
 import json
 import os
