@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "flashtile/explain.hpp"
+
+#include "core/problem_text.hpp"
+#include "flashtile/error.hpp"
+
+namespace flashtile {
+
+std::string to_string(const Explanation& explanation) {
+  std::string text = "problem: " + explanation.problem + "\n";
+  text += "chosen:  " + (explanation.chosen.empty() ? "none" : explanation.chosen) + "\n";
+  if (!explanation.plan.empty()) text += "plan:    " + explanation.plan + "\n";
+  for (const Candidate& candidate : explanation.candidates) {
+    text += "  " + candidate.implementation + ": " +
+            (candidate.refusal.empty() ? "takes it" : candidate.refusal) + "\n";
+  }
+  return text;
+}
+
+std::vector<std::string> implementations(const std::string& op) {
+  const OpSpec* spec = find_op(op);
+  if (spec == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument, "implementations: there is no op '" + op + "'");
+  }
+  return spec->implementations();
+}
+
+Explanation explain(const std::string& problem_text) {
+  const ProblemText problem = parse_problem(problem_text);
+  Context context;
+  context.implementation = problem.implementation;
+  Explanation result = make_call(problem).explain(context);
+  result.problem = format_problem(problem);
+  return result;
+}
+
+bool supports(const std::string& problem_text) { return !explain(problem_text).chosen.empty(); }
+
+}  // namespace flashtile

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/executor.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace flashtile {
+namespace {
+
+/// A caller's pool: fresh threads, tasks handed out in reverse order.
+class ThreadsExecutor final : public Executor {
+ public:
+  explicit ThreadsExecutor(int num_workers) : num_workers_(num_workers) {}
+  int num_workers() const override { return num_workers_; }
+  void run(int64_t num_tasks, Task task, void* state) override {
+    ++num_runs;
+    std::atomic<int64_t> next{num_tasks};
+    std::vector<std::thread> threads;
+    for (int worker_idx = 0; worker_idx < num_workers_; ++worker_idx) {
+      threads.emplace_back([&, worker_idx] {
+        for (int64_t i = --next; i >= 0; i = --next) task(state, i, worker_idx);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  int num_runs = 0;
+
+ private:
+  int num_workers_;
+};
+
+std::vector<int> count_tasks(const Context& context, int64_t num_tasks, int* max_worker = nullptr) {
+  std::vector<std::atomic<int>> counts(static_cast<size_t>(num_tasks));
+  std::atomic<int> highest{-1};
+  parallel_for(context, num_tasks, [&](int64_t task_idx, int worker_idx) {
+    ++counts[static_cast<size_t>(task_idx)];
+    int seen = highest;
+    while (worker_idx > seen && !highest.compare_exchange_weak(seen, worker_idx)) {
+    }
+  });
+  if (max_worker != nullptr) *max_worker = highest;
+  return {counts.begin(), counts.end()};
+}
+
+TEST(ParallelFor, EachTaskRunsOnce) {
+  for (const int64_t num_tasks : {0, 1, 2, 1000}) {
+    const std::vector<int> once(static_cast<size_t>(num_tasks), 1);
+    EXPECT_EQ(count_tasks({}, num_tasks), once);
+    ThreadsExecutor pool(3);
+    Context context;
+    context.executor = &pool;
+    EXPECT_EQ(count_tasks(context, num_tasks), once);
+    EXPECT_EQ(pool.num_runs, num_tasks == 0 ? 0 : 1);
+  }
+}
+
+TEST(ParallelFor, WorkerLimitHolds) {
+  Context context;
+  context.max_workers = 1;
+  EXPECT_EQ(num_workers_of(context), 1);
+  int max_worker = -1;
+  count_tasks(context, 100, &max_worker);
+  EXPECT_EQ(max_worker, 0);
+
+  ThreadsExecutor pool(4);
+  context.executor = &pool;
+  context.max_workers = 2;
+  EXPECT_EQ(num_workers_of(context), 2);
+  // At most two tasks run at the same time, although the pool has four threads.
+  std::atomic<int> running{0};
+  std::atomic<int> most{0};
+  parallel_for(context, 64, [&](int64_t, int worker_idx) {
+    EXPECT_LT(worker_idx, 4);
+    const int now = ++running;
+    int seen = most;
+    while (now > seen && !most.compare_exchange_weak(seen, now)) {
+    }
+    std::this_thread::yield();
+    --running;
+  });
+  EXPECT_LE(most, 2);
+  EXPECT_EQ(pool.num_runs, 1);
+}
+
+TEST(ParallelFor, ConcurrentTasksHaveDifferentWorkers) {
+  ThreadsExecutor pool(3);
+  Context context;
+  for (const bool own_pool : {false, true}) {
+    context.executor = own_pool ? &pool : nullptr;
+    std::mutex mutex;
+    std::set<int> busy;
+    parallel_for(context, 200, [&](int64_t, int worker_idx) {
+      {
+        const std::lock_guard<std::mutex> lock(mutex);
+        EXPECT_TRUE(busy.insert(worker_idx).second);
+      }
+      std::this_thread::yield();
+      const std::lock_guard<std::mutex> lock(mutex);
+      busy.erase(worker_idx);
+    });
+  }
+}
+
+TEST(ParallelFor, LowestExceptionIsRethrownAfterAllTasks) {
+  ThreadsExecutor pool(3);
+  Context context;
+  for (const bool own_pool : {false, true}) {
+    context.executor = own_pool ? &pool : nullptr;
+    std::atomic<int> num_done{0};
+    std::string text;
+    try {
+      parallel_for(context, 100, [&](int64_t task_idx, int) {
+        ++num_done;
+        if (task_idx % 10 == 7) throw std::runtime_error("task " + std::to_string(task_idx));
+      });
+    } catch (const std::runtime_error& error) {
+      text = error.what();
+    }
+    EXPECT_EQ(text, "task 7");
+    EXPECT_EQ(num_done, 100);
+  }
+}
+
+TEST(ParallelFor, NestedCallsFinish) {
+  std::atomic<int> count{0};
+  parallel_for({}, 4, [&](int64_t, int) { parallel_for({}, 5, [&](int64_t, int) { ++count; }); });
+  EXPECT_EQ(count, 20);
+}
+
+TEST(ParallelFor, WorksInAForkedChild) {
+  count_tasks({}, 100);  // the parent's pool exists before the fork
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);  // a child that hangs fails instead of blocking the tests
+    const std::vector<int> counts = count_tasks({}, 100);
+    _exit(counts == std::vector<int>(100, 1) ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(count_tasks({}, 100), std::vector<int>(100, 1));  // and the parent goes on
+}
+
+}  // namespace
+}  // namespace flashtile
