@@ -9,7 +9,7 @@ source "$(dirname "$0")/common.sh"
 
 updated=no
 install_packages() {
-  local as_root=()
+  local as_root=() log
   if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null || return 1
     as_root=(sudo)
@@ -19,8 +19,15 @@ install_packages() {
     "${as_root[@]}" apt-get update -qq >/dev/null || true
     updated=yes
   fi
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+  log=$(mktemp)
+  if "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "$@" >"$log" 2>&1; then
+    rm -f "$log"
+    return 0
+  fi
+  tail -n 5 "$log"
+  rm -f "$log"
+  return 1
 }
 
 # The packages for which the check fails: package=command or package=/path/to/a/file.
