@@ -7,7 +7,7 @@
 // FLASHTILE_ISA_NAME is that name as text.
 //
 // Kernel text may use no std template and no inline function from outside this namespace:
-// scripts/check_symbols.py fails the build if an ISA-flagged object emits a shared symbol.
+// scripts/check_symbols.py fails where an ISA-flagged object emits a shared symbol.
 //
 // Types: Vf (kLanes floats), Mf (a mask for kLanes lanes), Vu (kLanes uint32).
 //   memory    load store load_partial store_partial, for float, Bf16, F16 (converted to and from
