@@ -10,6 +10,7 @@
 namespace flashtile::cpu {
 namespace {
 
+#if defined(__x86_64__)
 // The flags that the kernel lists; empty where it lists none.
 std::string kernel_flags() {
   std::ifstream file("/proc/cpuinfo");
@@ -18,6 +19,7 @@ std::string kernel_flags() {
   }
   return "";
 }
+#endif
 
 TEST(CpuInfo, NamesAreThoseOfTheNamespaces) {
   EXPECT_EQ(isa_name(Isa::kScalar), "scalar");

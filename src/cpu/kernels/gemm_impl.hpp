@@ -3,20 +3,13 @@
 
 // The text behind gemm.hpp, compiled once for each instruction set.
 //
-// A tile is rows x vectors of accumulators in registers: 6 x 4 of 32 registers or 6 x 2 of 16, plus
-// a row of B and one broadcast. The strip of B (k x kTileVecs vectors) stays in L1 while all of A
-// passes by it. A step of k is one float, or with gemm_bf16 one pair of bfloat16.
+// A tile is rows x vectors of accumulators in registers (6 x 4 of 32, 6 x 2 of 16), plus a row of B
+// and one broadcast. The strip of B (k x kTileVecs vectors) stays in L1 while all of A passes by
+// it. A step of k is one float, or with gemm_bf16 one pair of bfloat16.
 
 #include "cpu/kernels/gemm.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
-
-/// Vectors of a full tile, and the most rows of a tile that is `vecs` wide.
-inline constexpr int kTileVecs = kNumRegisters >= 32 ? 4 : 2;
-constexpr int tile_rows(int vecs) {
-  if (kNumRegisters >= 32) return vecs == 4 ? 6 : vecs == 3 ? 8 : 12;
-  return vecs == 2 ? 6 : 8;
-}
 
 template <int kRows, int kVecs>
 using Accumulators = Vf[static_cast<size_t>(kRows)][static_cast<size_t>(kVecs)];
@@ -112,7 +105,7 @@ FLASHTILE_INLINE void gemm_tail(const Operands<typename Step::Element>& in, int6
 template <typename Step, int kVecs>
 void gemm_strip(const Operands<typename Step::Element>& in, int64_t m, int64_t col,
                 const GemmC& out) {
-  constexpr int kRows = tile_rows(kVecs);
+  constexpr int kRows = kTileRows[kVecs - 1];
   int64_t row = 0;
   for (; row + kRows <= m; row += kRows) gemm_tile<Step, kRows, kVecs>(in, row, col, out);
   gemm_tail<Step, kRows, kVecs>(in, m - row, row, col, out);

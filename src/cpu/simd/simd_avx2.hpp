@@ -10,7 +10,9 @@
 namespace flashtile::cpu::FLASHTILE_ISA {
 
 inline constexpr int kLanes = 8;
-inline constexpr int kNumRegisters = 16;
+// Rows of a GEMM tile that is 1, 2, ... vectors wide: what the registers hold.
+inline constexpr int kTileVecs = 2;
+inline constexpr int kTileRows[kTileVecs] = {8, 6};
 inline constexpr bool kHasBf16Dot = false;
 
 struct Vf {

@@ -19,7 +19,9 @@
 namespace flashtile::cpu::FLASHTILE_ISA {
 
 inline constexpr int kLanes = 16;
-inline constexpr int kNumRegisters = 32;
+// Rows of a GEMM tile that is 1, 2, ... vectors wide: what the registers hold.
+inline constexpr int kTileVecs = 4;
+inline constexpr int kTileRows[kTileVecs] = {8, 8, 8, 6};
 #if defined(__AVX512BF16__)
 inline constexpr bool kHasBf16Dot = true;
 #else

@@ -10,7 +10,10 @@
 namespace flashtile::cpu::FLASHTILE_ISA {
 
 inline constexpr int kLanes = 4;
-inline constexpr int kNumRegisters = 32;
+// Rows of a GEMM tile that is 1, 2, ... vectors wide: what the registers hold.
+inline constexpr int kTileVecs = 4;
+inline constexpr int kTileRows[kTileVecs] = {8, 8, 6,
+                                             5};  // GCC loads all broadcasts of a step first
 inline constexpr bool kHasBf16Dot = false;
 
 struct Vf {
