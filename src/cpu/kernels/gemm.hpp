@@ -11,6 +11,8 @@
 //   C  m x n floats, leading dimension ldc >= padded(n). The columns n .. padded(n) - 1 are
 //      written as well; rows from m on are not.
 //
+// Nothing needs alignment; B and C are fastest on 64-byte boundaries.
+//
 // An element of C is one chain of fused multiply-adds over p = 0 .. k - 1, from zero, whatever the
 // tile it falls in: splitting m or n gives the same bits. Then C = alpha * sum, or with
 // `accumulate` C = alpha * sum + C * row_scale[i] (1 where row_scale is null); without it C is
