@@ -16,7 +16,6 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flashtile)
 install(EXPORT flashtile-targets NAMESPACE flashtile:: DESTINATION ${package_dir})
 
 # A shared library carries its dependencies; with a static one, users have to link them.
-get_target_property(library_type flashtile TYPE)
 set(package_needs_openmp OFF)
 set(pc_private "-pthread")
 if(OpenMP_CXX_FOUND)

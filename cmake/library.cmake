@@ -25,6 +25,13 @@ if(OpenMP_CXX_FOUND)
   target_link_libraries(flashtile PRIVATE OpenMP::OpenMP_CXX)
 endif()
 
+get_target_property(library_type flashtile TYPE)
+if(library_type STREQUAL "SHARED_LIBRARY")
+  set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
+  target_link_options(flashtile PRIVATE LINKER:--version-script=${exports})
+  set_property(TARGET flashtile APPEND PROPERTY LINK_DEPENDS ${exports})
+endif()
+
 add_library(flashtile_internal STATIC EXCLUDE_FROM_ALL $<TARGET_OBJECTS:flashtile_objects>)
 set_target_properties(flashtile_internal PROPERTIES LINKER_LANGUAGE CXX)
 target_include_directories(flashtile_internal INTERFACE ${PROJECT_SOURCE_DIR}/include

@@ -126,4 +126,13 @@ if(Python3_FOUND AND NOT CMAKE_CROSSCOMPILING)
       ${folder}.${stem} PROPERTIES LABELS "quick;${folder}" TIMEOUT ${test_timeout}
       ENVIRONMENT "FLASHTILE_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=1")
   endforeach()
+
+  # Sanitizers add shared symbols of their own.
+  if(NOT FLASHTILE_SANITIZE)
+    add_test(NAME symbols
+             COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_symbols.py
+                     $<TARGET_OBJECTS:flashtile_objects> $<TARGET_OBJECTS:flashtile_cli_parts>
+             COMMAND_EXPAND_LISTS)
+    set_tests_properties(symbols PROPERTIES LABELS quick)
+  endif()
 endif()
