@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/check_symbols.py finds shared symbols, and the objects of this build have none."""
+"""scripts/check_symbols.py finds shared symbols in objects of one instruction set."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -76,15 +75,6 @@ class CheckSymbolsTest(unittest.TestCase):
             self.assertNotIn("plain", found.stdout)
             self.assertEqual(run(plain).returncode, 2)
             self.assertEqual(run(Path(folder, "missing_avx2.cpp.o")).returncode, 2)
-
-    def test_this_build(self):
-        build = os.environ.get("FLASHTILE_BUILD_DIR")
-        if not build:
-            self.skipTest("FLASHTILE_BUILD_DIR is not set")
-        objects = [path for path in Path(build).rglob("*.o") if check_symbols.isa_of(path)]
-        self.assertTrue(objects, "the build has no objects of an instruction set")
-        found = run(*objects)
-        self.assertEqual(found.returncode, 0, found.stdout + found.stderr)
 
 
 if __name__ == "__main__":
