@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "expectations.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "flashtile/error.hpp"
+#include "terminal.hpp"
+
+namespace flashtile::cli {
+namespace {
+
+using Numbers = std::vector<double>;
+
+std::vector<std::string> output_names(const OpCall& call) {
+  std::vector<std::string> names;
+  for (const std::string& name : call.tensor_names()) {
+    if (call.spec().find_tensor(name)->direction == Direction::kOut) names.push_back(name);
+  }
+  return names;
+}
+
+double largest(const Numbers& numbers) {
+  double result = 0;
+  for (const double x : numbers) {
+    if (std::isfinite(x)) result = std::max(result, std::abs(x));
+  }
+  return result;
+}
+
+double largest_difference(const Numbers& a, const Numbers& b) {
+  double result = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::isfinite(b[i])) result = std::max(result, std::abs(a[i] - b[i]));
+  }
+  return result;
+}
+
+/// The runs of a plain implementation that tolerances are made of.
+class PlainRuns {
+ public:
+  PlainRuns(const OpCall& call, const PlainOp& plain, int64_t row_step, const Context& context)
+      : rough(with_own_outputs(call)),
+        exact(promoted(call)),
+        jittered(promoted(call)),
+        noise(promoted(call)) {
+    plain.run(rough.call, {PlainMode::kPlain, row_step}, context);
+    plain.run(exact.call, {PlainMode::kPlain, row_step}, context);
+    plain.run(jittered.call, {PlainMode::kJitter, row_step}, context);
+    has_noise = forward_of(call.spec()) != nullptr;
+    if (has_noise) plain.run(noise.call, {PlainMode::kNoise, row_step}, context);
+  }
+
+  /// Sets plain_error and floor; `e.values` are known.
+  void set_tolerance(Expectation& e, DType dtype) const {
+    const Numbers jitter_free = to_numbers(exact.call.tensor(e.name));
+    const Numbers moved = to_numbers(jittered.call.tensor(e.name));
+    double size = largest(e.values);
+    if (has_noise) size = std::max(size, largest(to_numbers(noise.call.tensor(e.name))));
+    e.plain_error = largest_difference(to_numbers(rough.call.tensor(e.name)), e.values);
+    e.floor = rounding_unit(dtype, e.name) * size + largest_difference(moved, jitter_free);
+  }
+
+  OwnedCall rough, exact, jittered, noise;
+  bool has_noise = false;
+};
+
+Expectation expectation_of(const OpCall& call, const std::string& name) {
+  Expectation e;
+  e.name = name;
+  const TensorView tensor = call.tensor(name);
+  e.shape = shape_of(tensor);
+  e.values = to_numbers(tensor);
+  e.is_exact = !is_floating(tensor.dtype);
+  return e;
+}
+
+/// Where two computations in double differ by more than their rounding; empty when they agree.
+/// `size` bounds the terms that results are summed from.
+std::string double_fault(const Expectation& e, const TensorView& plain, double size) {
+  const double unit = plain.dtype == DType::kF64 ? 1e-11 : 0x1p-22;
+  const double difference = largest_difference(to_numbers(plain), e.values);
+  if (difference <= unit * size) return {};
+  return e.name + " of the reference differs from plain loops in double by " +
+         number_text(difference) + ", allowed " + number_text(unit * size);
+}
+
+}  // namespace
+
+double rounding_unit(DType dtype, std::string_view tensor_name) {
+  const bool is_logarithm = tensor_name == "lse" || tensor_name == "max_logit";
+  if (dtype == DType::kBF16) return is_logarithm ? 0x1p-13 : 0x1p-8;
+  if (dtype == DType::kF16) return is_logarithm ? 0x1p-15 : 0x1p-11;
+  return dtype == DType::kF64 ? 0x1p-40 : 0x1p-20;
+}
+
+DType leading_dtype(const OpCall& call) {
+  for (const std::string& name : call.tensor_names()) {
+    const TensorSpec& row = *call.spec().find_tensor(name);
+    const DType dtype = call.tensor(name).dtype;
+    if (row.required && row.direction == Direction::kIn && is_floating(dtype)) return dtype;
+  }
+  return DType::kF32;
+}
+
+std::vector<Expectation> reference_expectations(const OpCall& call, const Context& context,
+                                                std::string* disagreement) {
+  const OpSpec& spec = call.spec();
+  const std::string reference = reference_of(spec);
+  OwnedCall exact = promoted(call);
+  run_forward_of(exact.call, implementation_suffix(spec, reference), context);
+  Context forced = context;
+  forced.implementation = reference;
+  exact.call.run(forced);
+
+  const DType dtype = leading_dtype(call);
+  std::vector<Expectation> result;
+  for (const std::string& name : output_names(call)) {
+    result.push_back(expectation_of(exact.call, name));
+    // Without a plain implementation: some units of what it holds.
+    result.back().floor = 4 * rounding_unit(dtype, name) * largest(result.back().values);
+  }
+  if (const PlainOp* plain = find_plain(spec.name)) {
+    const PlainRuns runs(call, *plain, /*row_step=*/1, context);
+    for (Expectation& e : result) {
+      if (e.is_exact) continue;
+      runs.set_tolerance(e, dtype);
+      if (!disagreement->empty()) continue;
+      const double size = e.floor / rounding_unit(dtype, e.name);
+      *disagreement = double_fault(e, runs.exact.call.tensor(e.name), size);
+    }
+  }
+  mark_exact_zeros(result);
+  return result;
+}
+
+std::vector<Expectation> sampled_expectations(const OpCall& call, const PlainOp& plain,
+                                              int64_t row_step, const Context& context) {
+  const PlainRuns runs(call, plain, row_step, context);
+  std::vector<Expectation> result;
+  for (const std::string& name : output_names(call)) {
+    Expectation e = expectation_of(runs.exact.call, name);
+    if (e.is_exact) continue;
+    runs.set_tolerance(e, leading_dtype(call));
+    result.push_back(std::move(e));
+  }
+  return result;
+}
+
+}  // namespace flashtile::cli

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "random_problem.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/shape_spec.hpp"
+#include "random_numbers.hpp"
+
+namespace flashtile::cli {
+namespace {
+
+int64_t size_of(const Sizes& sizes, std::string_view name) {
+  const auto found = sizes.find(name);
+  return found == sizes.end() ? 1 : found->second;
+}
+
+int64_t int_option(const OpCall& call, std::string_view name, int64_t fallback) {
+  if (call.spec().find_option(name) == nullptr) return fallback;
+  const OptionValue value = call.option(name);
+  const int64_t* number = std::get_if<int64_t>(&value);
+  return number != nullptr && *number > 0 ? *number : fallback;
+}
+
+/// Integers of one call: each list within what the other sizes allow.
+class IntegerFill {
+ public:
+  IntegerFill(const OpCall& call, const Sizes& sizes, uint64_t seed)
+      : call_(call), sizes_(sizes), seed_(seed) {}
+
+  std::vector<double> values(const TensorSpec& row, std::string_view name,
+                             const TensorView& tensor) const {
+    RandomNumbers random(seed_, name);
+    std::vector<double> result(static_cast<size_t>(tensor.numel()));
+    if (row.fill == Fill::kPermutation) {
+      fill_permutations(random, name, tensor, result);
+    } else if (name.starts_with("cu_seqlens")) {
+      fill_offsets(random, size_of(sizes_, "total" + std::string(name.substr(10))), result);
+    } else if (row.fill == Fill::kLengths) {
+      for (size_t i = 0; i < result.size(); ++i) {
+        result[i] = static_cast<double>(random.integer(length_limit(name, i)));
+      }
+    } else {
+      for (double& value : result) value = static_cast<double>(random.integer(3));
+    }
+    return result;
+  }
+
+ private:
+  /// 0 = first <= second <= ... <= last = total.
+  static void fill_offsets(RandomNumbers& random, int64_t total, std::vector<double>& result) {
+    for (double& value : result) value = static_cast<double>(random.integer(total));
+    std::sort(result.begin(), result.end());
+    if (result.empty()) return;
+    result.front() = 0;
+    result.back() = static_cast<double>(total);
+  }
+
+  int64_t stored_keys() const {
+    if (call_.spec().find_tensor("block_table") != nullptr && call_.tensor("block_table")) {
+      return size_of(sizes_, "pages_per_seq") * size_of(sizes_, "page_size");
+    }
+    return size_of(sizes_, "seqlen_k");
+  }
+
+  int64_t num_block_cols() const {
+    const int64_t cols = int_option(call_, "block_cols", 1);
+    return (size_of(sizes_, "seqlen_k") + cols - 1) / cols;
+  }
+
+  int64_t length_limit(std::string_view name, size_t i) const {
+    if (name == "block_counts") {
+      return std::min(size_of(sizes_, "num_block_cols"), num_block_cols());
+    }
+    if (name == "leftpad_k" && call_.tensor("seqused_k")) {
+      return static_cast<int64_t>(to_numbers(call_.tensor("seqused_k"))[i]);
+    }
+    return stored_keys();
+  }
+
+  int64_t permutation_size(std::string_view name) const {
+    if (name == "block_table") return size_of(sizes_, "num_pages");
+    if (name == "cache_batch_idx") return size_of(sizes_, "num_lines");
+    if (name == "block_indices") return num_block_cols();
+    return 0;
+  }
+
+  /// Different numbers below a limit: over the whole tensor, or for lists of blocks in each row.
+  void fill_permutations(RandomNumbers& random, std::string_view name, const TensorView& tensor,
+                         std::vector<double>& result) const {
+    const size_t row_size =
+        name == "block_indices" && tensor.ndim > 0
+            ? static_cast<size_t>(tensor.shape[static_cast<size_t>(tensor.ndim - 1)])
+            : result.size();
+    int64_t limit = permutation_size(name);
+    if (limit <= 0) limit = std::max<int64_t>(1, static_cast<int64_t>(row_size));
+    std::vector<int64_t> numbers(static_cast<size_t>(limit));
+    for (size_t begin = 0; begin < result.size(); begin += row_size) {
+      std::iota(numbers.begin(), numbers.end(), 0);
+      for (size_t i = 0; i < row_size; ++i) {
+        const size_t at = i % numbers.size();
+        const auto rest = static_cast<int64_t>(numbers.size() - at) - 1;
+        std::swap(numbers[at], numbers[at + static_cast<size_t>(random.integer(rest))]);
+        result[begin + i] = static_cast<double>(numbers[at]);
+      }
+    }
+  }
+
+  const OpCall& call_;
+  const Sizes& sizes_;
+  uint64_t seed_;
+};
+
+void fill_floats(const TensorSpec* row, std::string_view name, const TensorView& tensor,
+                 uint64_t seed) {
+  RandomNumbers random(seed, name);
+  std::vector<double> values(static_cast<size_t>(tensor.numel()));
+  const bool is_positive = row != nullptr && row->fill == Fill::kPositive;
+  for (double& value : values) value = is_positive ? random.uniform() : random.normal();
+  from_numbers(values, tensor);
+}
+
+}  // namespace
+
+OwnedCall random_call(const ProblemText& problem, uint64_t seed) {
+  OwnedCall owned(make_call(problem));
+  OpCall& call = owned.call;
+  const Sizes sizes = resolve_sizes(problem);
+  for (const std::string& name : call.tensor_names()) {
+    const TensorView shape = call.tensor(name);
+    const TensorView tensor = owned.pool.make(shape.dtype, shape_of(shape));
+    call.set_tensor(name, tensor);
+    const TensorSpec& row = *call.spec().find_tensor(name);
+    const TensorItem* item = problem.find_tensor(name);
+    if (row.direction == Direction::kOut) {
+      poison(tensor);
+    } else if (item != nullptr && item->has_values) {
+      write_values(*item, tensor);
+    } else if (is_floating(tensor.dtype)) {
+      fill_floats(&row, name, tensor, seed);
+    } else {
+      from_numbers(IntegerFill(call, sizes, seed).values(row, name, tensor), tensor);
+    }
+  }
+  return owned;
+}
+
+void fill_random(const TensorView& tensor, uint64_t seed) {
+  fill_floats(nullptr, "", tensor, seed);
+}
+
+}  // namespace flashtile::cli
