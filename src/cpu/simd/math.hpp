@@ -14,11 +14,11 @@ inline constexpr float kLog2e = 1.44269504088896341f;
 inline constexpr float kLn2High = 0.693359375f;
 inline constexpr float kLn2Low = -2.12194440054690583e-4f;
 
-/// 2^x, exactly 1 for x = 0; 0 below about 2^-125.5 (results near and below the smallest normal
-/// number may be flushed), inf from 2^128 on.
+/// 2^x, exactly 1 for x = 0 and 0 for -inf, inf from 2^128 on. Results below 2^-125 may be flushed
+/// to zero.
 FLASHTILE_INLINE Vf exp2(Vf x) {
   // Beyond these the answer is 0 or inf anyway; max and min let a NaN in their second place pass.
-  const Vf y = min(broadcast(128.5f), max(broadcast(-126.0f), x));
+  const Vf y = min(broadcast(128.5f), max(broadcast(kZeroPower), x));
   const Vf n = round_nearest(y);
   const Vf r = y - n;                   // exact, in [-0.5, 0.5]
   Vf p = broadcast(1.55946781619e-4f);  // 2.6e-9
@@ -28,13 +28,12 @@ FLASHTILE_INLINE Vf exp2(Vf x) {
   p = fma(p, r, broadcast(2.40226527829e-1f));
   p = fma(p, r, broadcast(6.93147214968e-1f));
   p = fma(p, r, broadcast(1.0f));
-  const Vf result = scale_pow2(p, n);
-  return select(x <= broadcast(-126.0f), zero(), result);
+  return scale_pow2(p, n);
 }
 
 /// As exp2, with a relative error below 4e-6: enough where the result is rounded to 16 bits.
 FLASHTILE_INLINE Vf exp2_fast(Vf x) {
-  const Vf y = min(broadcast(128.5f), max(broadcast(-126.0f), x));
+  const Vf y = min(broadcast(128.5f), max(broadcast(kZeroPower), x));
   const Vf n = round_nearest(y);
   const Vf r = y - n;
   Vf p = broadcast(9.78291263812e-3f);  // 3.6e-6
@@ -42,13 +41,12 @@ FLASHTILE_INLINE Vf exp2_fast(Vf x) {
   p = fma(p, r, broadcast(2.40207110766e-1f));
   p = fma(p, r, broadcast(6.93113604403e-1f));
   p = fma(p, r, broadcast(1.0f));
-  const Vf result = scale_pow2(p, n);
-  return select(x <= broadcast(-126.0f), zero(), result);
+  return scale_pow2(p, n);
 }
 
-/// e^x, exactly 1 for x = 0; 0 below about -87.3, inf above about 88.7.
+/// e^x, with the same ends.
 FLASHTILE_INLINE Vf exp(Vf x) {
-  const Vf y = min(broadcast(89.0f), max(broadcast(-87.336f), x));
+  const Vf y = min(broadcast(89.0f), max(broadcast(kZeroPower * 0.693147f), x));
   const Vf n = round_nearest(y * broadcast(kLog2e));
   const Vf r = fnma(n, broadcast(kLn2Low), fnma(n, broadcast(kLn2High), y));
   Vf p = broadcast(1.38146198882e-3f);  // 3.1e-9
@@ -57,8 +55,7 @@ FLASHTILE_INLINE Vf exp(Vf x) {
   p = fma(p, r, broadcast(1.66665206888e-1f));
   p = fma(p, r, broadcast(4.99999934519e-1f));
   p = fma(p * r, r, r) + broadcast(1.0f);
-  const Vf result = scale_pow2(p, n);
-  return select(x < broadcast(-87.336f), zero(), result);
+  return scale_pow2(p, n);
 }
 
 /// x = 2^exponent * (1 + fraction) with 1 + fraction in [sqrt(1/2), sqrt(2)), for finite x > 0.

@@ -82,7 +82,8 @@ FLASHTILE_INLINE Vf round_nearest(Vf a) {
 FLASHTILE_INLINE Vf floor(Vf a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
 }
-/// x * 2^n for a whole number n in [-126, 128].
+/// x * 2^n for a whole number n in [kZeroPower, 128]; 2^kZeroPower makes a number in [0.5, 2] zero.
+inline constexpr float kZeroPower = -160.0f;
 FLASHTILE_INLINE Vf scale_pow2(Vf x, Vf n) { return {_mm512_scalef_ps(x.v, n.v)}; }
 
 FLASHTILE_INLINE Mf operator<(Vf a, Vf b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }

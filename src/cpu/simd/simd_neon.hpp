@@ -164,10 +164,12 @@ FLASHTILE_INLINE Vu select(Mf m, Vu if_set, Vu if_clear) {
 FLASHTILE_INLINE Vu round_to_i32(Vf a) { return {vreinterpretq_u32_s32(vcvtnq_s32_f32(a.v))}; }
 FLASHTILE_INLINE Vf i32_to_float(Vu a) { return {vcvtq_f32_s32(vreinterpretq_s32_u32(a.v))}; }
 
-/// x * 2^n for a whole number n in [-126, 128]; 2^-126 counts as zero.
+/// x * 2^n for a whole number n in [kZeroPower, 128]; 2^kZeroPower counts as zero.
+inline constexpr float kZeroPower = -126.0f;
 FLASHTILE_INLINE Vf scale_pow2(Vf x, Vf n) {
-  // 2^128 has no float, so half of the power, then twice that.
-  const Vu exponent = (round_to_i32(n) + broadcast_u(126)) << 23;
+  // 2^128 has no float, so half of the power, then twice that. The large number leaves n + 126 in
+  // the low bits of the sum.
+  const Vu exponent = as_vu(n + broadcast(0x1.8p23f + 126.0f)) << 23;
   return x * as_vf(exponent) * broadcast(2.0f);
 }
 
