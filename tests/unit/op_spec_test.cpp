@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -195,7 +196,8 @@ TEST(OpList, RegisteredOpsAreFoundFromAnyThread) {
   for (std::thread& thread : threads) thread.join();
   for (const OpSpec* spec : found) EXPECT_EQ(spec, &toy_spec());
   EXPECT_EQ(find_op("scale_row"), nullptr);
-  EXPECT_EQ(all_ops().size(), built_in_ops().size() + 1);
+  const auto all = all_ops();
+  EXPECT_EQ(std::count(all.begin(), all.end(), &toy_spec()), 1);
 }
 
 TEST(OpList, ListsStayValidWhenAnOpIsAdded) {
