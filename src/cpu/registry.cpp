@@ -1,11 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/attention/implementations.hpp"
+//
+// The CPU backend's implementations: one for each instruction set that this build and this machine
+// have, best first.
+#include <array>
+#include <sstream>
+
+#include "core/env.hpp"
+#include "cpu/attention_call.hpp"
+#include "cpu/cpu_info.hpp"
 
 namespace flashtile {
+namespace cpu {
+namespace {
+
+#define FLASHTILE_ENTRY(isa_value, name) \
+  IsaEntry { isa_value, "attention_fwd_" #name, "attention_bwd_" #name, &name::attention_kernels() }
+
+/// From worst to best; `attention_kernels` of a set that the build lacks is not named.
+const auto& all_entries() {
+  static const std::array entries = {
+    FLASHTILE_ENTRY(Isa::kScalar, scalar),
+#if defined(__x86_64__)
+    FLASHTILE_ENTRY(Isa::kAvx2, avx2),
+    FLASHTILE_ENTRY(Isa::kAvx512, avx512),
+    FLASHTILE_ENTRY(Isa::kAvx512Bf16, avx512_bf16),
+#elif defined(__aarch64__)
+    FLASHTILE_ENTRY(Isa::kNeon, neon),
+#endif
+  };
+  return entries;
+}
+
+#undef FLASHTILE_ENTRY
+
+/// What no CPU kernel takes. Everything else, they all take.
+std::string refuse(const AttentionProblem& problem) {
+  if (problem.device.type != DeviceType::kCpu) return "runs on the CPU, tensors are on a device";
+  if (problem.dtype == DType::kF64) return "computes in float32; f64 is served by the reference";
+  if (!problem.user_score.empty() || !problem.user_mask.empty()) return "has no expressions yet";
+  for (const TensorLayout* layout : {&problem.bias, &problem.lse}) {
+    if (layout->dtype == DType::kF64) return "computes in float32; it reads and writes no f64";
+  }
+  return {};
+}
+
+template <size_t index>
+AttentionImplementation implementation(bool is_backward) {
+  const IsaEntry& entry = all_entries()[index];
+  if (is_backward) {
+    return {entry.backward_name, refuse,
+            [](const AttentionProblem& p) { return plan_attention_bwd(all_entries()[index], p); },
+            [](const AttentionProblem& p, const AttentionPlan& plan, const AttentionArgs& args,
+               const Context& context) {
+              launch_attention_bwd(all_entries()[index], p, plan, args, context);
+            }};
+  }
+  return {entry.forward_name, refuse,
+          [](const AttentionProblem& p) { return plan_attention_fwd(all_entries()[index], p); },
+          [](const AttentionProblem& p, const AttentionPlan& plan, const AttentionArgs& args,
+             const Context& context) {
+            launch_attention_fwd(all_entries()[index], p, plan, args, context);
+          }};
+}
+
+/// True when FLASHTILE_MAX_ISA names a set and `index` lies behind it.
+bool is_beyond_limit(size_t index) {
+  const std::string limit = env_max_isa();
+  const auto& entries = all_entries();
+  for (size_t n = 0; n < entries.size(); ++n) {
+    if (isa_name(entries[n].isa) == limit) return index > n;
+  }
+  return false;
+}
+
+template <size_t... index>
+std::vector<AttentionImplementation> list(bool is_backward, std::index_sequence<index...>) {
+  std::vector<AttentionImplementation> result;
+  const auto add = [&](size_t n, const AttentionImplementation& entry) {
+    if (cpu_info().has(all_entries()[n].isa) && !is_beyond_limit(n)) {
+      result.insert(result.begin(), entry);
+    }
+  };
+  (add(index, implementation<index>(is_backward)), ...);
+  return result;
+}
+
+}  // namespace
+}  // namespace cpu
 
 std::vector<AttentionImplementation> cpu_attention_implementations(bool is_backward) {
-  static_cast<void>(is_backward);
-  return {};
+  constexpr size_t kNumEntries =
+      std::tuple_size_v<std::remove_cvref_t<decltype(cpu::all_entries())>>;
+  return cpu::list(is_backward, std::make_index_sequence<kNumEntries>());
 }
 
 }  // namespace flashtile

@@ -10,20 +10,25 @@
 // lane holds of a tensor-core accumulator.
 #pragma once
 
+#ifndef FLASHTILE_VARIANT_INLINE
+/// Never a symbol of its own: files for different instruction sets include this text.
+#define FLASHTILE_VARIANT_INLINE inline __attribute__((always_inline))
+#endif
+
 namespace flashtile::variant {
 
 struct PhiloxKey {
   unsigned int low, high;
 };
 
-inline unsigned int mul_lo(unsigned int a, unsigned int b) { return a * b; }
-inline unsigned int mul_hi(unsigned int a, unsigned int b) {
+FLASHTILE_VARIANT_INLINE unsigned int mul_lo(unsigned int a, unsigned int b) { return a * b; }
+FLASHTILE_VARIANT_INLINE unsigned int mul_hi(unsigned int a, unsigned int b) {
   return static_cast<unsigned int>((static_cast<unsigned long long>(a) * b) >> 32);
 }
 
 /// Seven rounds on a counter, in place. `Make(word)` gives a U with that word in every lane.
 template <class U, class Make>
-inline void philox4x32_7(U (&counter)[4], PhiloxKey key, Make make) {
+FLASHTILE_VARIANT_INLINE void philox4x32_7(U (&counter)[4], PhiloxKey key, Make make) {
   for (int round = 0; round < 7; ++round) {
     const U multiplier0 = make(0xD2511F53u);
     const U multiplier1 = make(0xCD9E8D57u);
@@ -41,8 +46,9 @@ inline void philox4x32_7(U (&counter)[4], PhiloxKey key, Make make) {
 }
 
 /// The sixteen random bits of one score.
-inline unsigned int dropout_bits(unsigned long long seed, unsigned int offset,
-                                 unsigned int batch_head, unsigned int q_idx, unsigned int k_idx) {
+FLASHTILE_VARIANT_INLINE unsigned int dropout_bits(unsigned long long seed, unsigned int offset,
+                                                   unsigned int batch_head, unsigned int q_idx,
+                                                   unsigned int k_idx) {
   unsigned int counter[4] = {offset, batch_head, q_idx, 4 * (k_idx / 32) + (k_idx % 8) / 2};
   const PhiloxKey key = {static_cast<unsigned int>(seed), static_cast<unsigned int>(seed >> 32)};
   philox4x32_7(counter, key, [](unsigned int word) { return word; });

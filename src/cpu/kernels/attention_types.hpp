@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "flashtile/dtype.hpp"
+#include "variant/block_run.hpp"
 #include "variant/position_mask.hpp"
 
 namespace flashtile::variant {
@@ -15,12 +16,7 @@ struct StripProgram;
 
 namespace flashtile::cpu {
 
-/// A run of key blocks (or query blocks) that are all seen in full or all in part.
-struct BlockRun {
-  int64_t begin;
-  int64_t end;
-  bool is_full;
-};
+using variant::BlockRun;
 
 /// Integers of one (sequence, head) that expressions may read.
 struct HeadVariables {
@@ -58,16 +54,19 @@ struct ScoreRules {
   bool is_plain;
 };
 
+/// Where the forms of a packed block lie in it.
+struct BlockLayout {
+  int64_t block_bytes;
+  int64_t offset[4];  ///< of each form; see the pack functions
+  int64_t ld[4];
+};
+
 /// Keys and values of one (sequence, kv head), packed in blocks of block_n rows.
 struct PackedKeys {
   int64_t seqlen_k;
   int64_t block_n;
-  const char* k_blocks;  ///< K transposed, what S = Q K^T multiplies by
-  int64_t k_block_bytes;
-  int64_t k_ld;
-  const char* v_blocks;  ///< V by rows, what O = P V multiplies by
-  int64_t v_block_bytes;
-  int64_t v_ld;
+  const char* blocks;
+  BlockLayout layout;              ///< K transposed (for S = Q K^T), V by rows (for O = P V)
   const uint8_t* v_has_nonfinite;  ///< by block
 };
 
@@ -96,24 +95,56 @@ struct FwdBlock {
   char* scratch;                                   ///< fwd_scratch_bytes
 };
 
-/// Sizes that a kernel needs; the same on every instruction set of one vector length.
-struct PackShape {
-  int64_t k_ld, k_block_bytes;
-  int64_t v_ld, v_block_bytes;
+/// Rows of two tensors (K and V, or Q and dO) to pack: one block of at most `block_rows` rows, in
+/// the forms that a kernel reads. Null rows become zeros.
+struct PackRequest {
+  const void* const* first_rows;   ///< K or Q
+  const void* const* second_rows;  ///< V or dO
+  DType first_dtype, second_dtype;
+  int64_t first_stride, second_stride;  ///< elements
+  int64_t num_rows;
+  int64_t block_rows;
+  int64_t head_dim, head_dim_v;
+  char* destination;
+  uint8_t* has_nonfinite;  ///< one flag, written: V of the forward, K of the backward
 };
 
-/// Packs one key block.
-struct PackBlock {
-  const void* const* k_rows;
-  const void* const* v_rows;
-  DType dtype;
-  int64_t k_stride, v_stride;  ///< elements
-  int64_t num_rows;            ///< valid ones, at most block_n
+/// Where the gradients of what scores read are summed, for one head and key block.
+struct ScoreGradients {
+  char* bias;  ///< direct: row 0, key 0 of dbias, each element written once; null: not
+  int64_t bias_row_stride, bias_key_stride;  ///< bytes
+  DType bias_dtype;
+  float* bias_columns;  ///< sums over queries by key of the block; null: not
+  float* bias_tile;     ///< sums by (row, key) of the one query block; null: not
+  int64_t bias_tile_ld;
+  float* alibi;       ///< one sum; null: not
+  float* const* aux;  ///< sums by load site, elements of the gradient tensor in row-major order
+};
+
+/// One key block of one head against its query blocks: attention_bwd_block.
+struct BwdBlock {
+  const char* q_blocks;  ///< packed Q and dO by query block
+  BlockLayout q_layout;
+  int64_t block_m;
+  int64_t seqlen_q;
+  const char* k_block;  ///< packed K and V of this key block
+  BlockLayout k_layout;
   int64_t block_n;
+  int64_t k_begin, num_keys;
+  bool k_has_nonfinite;
   int64_t head_dim, head_dim_v;
-  char* k_block;
-  char* v_block;
-  uint8_t* v_has_nonfinite;  ///< one flag, written
+  const BlockRun* runs;  ///< of query blocks
+  int64_t num_runs;
+  const ScoreRules* rules;
+  const variant::StripProgram* score_gradient;  ///< with a user score: score, derivative, sites
+  const float* lse;                             ///< by query
+  const float* delta;                           ///< by query: dout . out - dlse
+  float* dq;  ///< sums (seqlen_q, dq_ld); null: no products are wanted
+  float* dk;  ///< sums (num_keys, dk_ld)
+  float* dv;  ///< sums (num_keys, dv_ld)
+  int64_t dq_ld, dk_ld, dv_ld;
+  const ScoreGradients* gradients;  ///< null: none is wanted
+  char* scratch;
 };
 
 }  // namespace flashtile::cpu

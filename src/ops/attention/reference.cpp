@@ -6,6 +6,7 @@
 
 #include "core/element.hpp"
 #include "core/fail.hpp"
+#include "ops/attention/finish.hpp"
 #include "ops/attention/reference_row.hpp"
 #include "variant/expr/derivative.hpp"
 
@@ -26,29 +27,6 @@ void write_rows(const AnyRows& rows, const Matrix& values, int64_t num_rows, int
   }
 }
 
-/// Calls body(index, address) for each element, the last dimension fastest.
-template <class Body>
-void for_each_element(const TensorView& tensor, const Body& body) {
-  if (!tensor) return;
-  const int64_t count = tensor.numel();
-  for (int64_t flat = 0; flat < count; ++flat) {
-    int64_t rest = flat;
-    int64_t offset = 0;
-    for (int d = tensor.ndim - 1; d >= 0; --d) {
-      const auto dim = static_cast<size_t>(d);
-      offset += rest % tensor.shape[dim] * tensor.strides[dim];
-      rest /= tensor.shape[dim];
-    }
-    body(static_cast<size_t>(flat),
-         static_cast<char*>(tensor.data) + offset * dtype_bytes(tensor.dtype));
-  }
-}
-
-void fill_zero(const TensorView& tensor) {
-  const int64_t bytes = dtype_bytes(tensor.dtype);
-  for_each_element(tensor, [&](size_t, char* address) { std::fill_n(address, bytes, char{0}); });
-}
-
 // ---- Forward
 
 void forward_row(const AttentionProblem& problem, const ReferenceHead& head,
@@ -61,20 +39,15 @@ void forward_row(const AttentionProblem& problem, const ReferenceHead& head,
   }
 }
 
-void write_debug_row(const AttentionArgs& args, const Sequence& sequence, int64_t h, int64_t i,
-                     const ReferenceRow& row) {
+void write_weights_row(const AttentionArgs& args, const Sequence& sequence, int64_t h, int64_t i,
+                       const ReferenceRow& row) {
   const Rows weights = weight_rows(args.weights, sequence, h);
-  const Rows dropout_mask = weight_rows(args.dropout_mask, sequence, h);
+  if (weights.data == nullptr) return;
   for (size_t j = 0; j < row.probability.size(); ++j) {
-    const auto key = static_cast<int64_t>(j) + sequence.leftpad;
-    if (weights.data != nullptr) {
-      const double weight = row.is_seen[j] != 0 ? row.probability[j] * row.keep[j] : 0;
-      store_float(weights.row(i) + key * weights.element_stride, args.weights.dtype, weight);
-    }
-    if (dropout_mask.data != nullptr) {
-      *(dropout_mask.row(i) + key * dropout_mask.element_stride) =
-          static_cast<char>(row.keep[j] != 0);
-    }
+    if (row.is_seen[j] == 0) continue;
+    const int64_t key = static_cast<int64_t>(j) + sequence.leftpad;
+    store_float(weights.row(i) + key * weights.element_stride, args.weights.dtype,
+                row.probability[j] * row.keep[j]);
   }
 }
 
@@ -82,8 +55,8 @@ void launch_forward(const AttentionProblem& problem, const AttentionPlan&,
                     const AttentionArgs& args, const Context&) {
   const AttentionVariant variant = attention_variant(problem, args);
   const std::vector<Sequence> sequences = attention_sequences(problem, args);
-  fill_zero(args.weights);
-  fill_zero(args.dropout_mask);
+  fill_debug_outputs(problem, args, sequences);
+  fill_uncovered_rows(problem, args);
   for (int64_t h = 0; h < problem.num_heads; ++h) {
     double max_logit = -std::numeric_limits<double>::infinity();
     for (const Sequence& sequence : sequences) {
@@ -95,7 +68,7 @@ void launch_forward(const AttentionProblem& problem, const AttentionPlan&,
         head.compute(i, &row);
         forward_row(problem, head, row, out.data() + i * problem.head_dim_v);
         if (lse.data != nullptr) store_float(lse.row(i), args.lse.dtype, row.lse);
-        write_debug_row(args, sequence, h, i, row);
+        write_weights_row(args, sequence, h, i, row);
         if (!(row.max_logit <= max_logit)) max_logit = row.max_logit;
       }
       write_rows(query_rows(args.out, sequence, h), out, sequence.seqlen_q, problem.head_dim_v,
@@ -214,12 +187,12 @@ void backward_row(const AttentionProblem& problem, const ReferenceHead& head,
 void write_gradients(const AttentionArgs& args, const Gradients& gradients) {
   for (size_t n = 0; n < gradients.targets.size(); ++n) {
     const TensorView& target = gradients.targets[n];
-    for_each_element(target, [&](size_t flat, char* address) {
-      store_float(address, target.dtype, gradients.aux_sums[n][flat]);
+    for_each_element(target, [&](int64_t flat, char* address) {
+      store_float(address, target.dtype, gradients.aux_sums[n][static_cast<size_t>(flat)]);
     });
   }
-  for_each_element(args.dsink, [&](size_t flat, char* address) {
-    store_float(address, args.dsink.dtype, gradients.sink[flat]);
+  for_each_element(args.dsink, [&](int64_t flat, char* address) {
+    store_float(address, args.dsink.dtype, gradients.sink[static_cast<size_t>(flat)]);
   });
 }
 

@@ -26,7 +26,6 @@ ReferenceHead::ReferenceHead(const AttentionProblem& problem, const AttentionArg
       values_(read_rows(key_rows(args.v, args, sequence, head / problem.group_size()),
                         sequence.seqlen_k, problem.head_dim_v, problem.dtype)),
       block_list_(args, sequence.batch_idx, head),
-      has_mask_(!variant.mask.empty()),
       score_(variant.score, bound_aux(variant.score, args), bound_params(variant.score, args)),
       mask_(variant.mask, bound_aux(variant.mask, args), bound_params(variant.mask, args)),
       variables_(attention_variables(problem, sequence, head)),
@@ -43,7 +42,7 @@ variant::Variables ReferenceHead::variables_at(int64_t q_idx, int64_t k_idx, dou
 
 bool ReferenceHead::sees(int64_t q_idx, int64_t k_idx) {
   if (!block_list_.sees(q_idx, k_idx)) return false;
-  return !has_mask_ || mask_.truth(variables_at(q_idx, k_idx, 0));
+  return mask_.truth(variables_at(q_idx, k_idx, 0));
 }
 
 double ReferenceHead::keep_factor(int64_t q_idx, int64_t k_idx) const {

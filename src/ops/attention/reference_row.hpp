@@ -60,7 +60,6 @@ class ReferenceHead {
   const AttentionProblem& problem_;
   std::vector<double> queries_, keys_, values_;
   BlockList block_list_;
-  bool has_mask_;
   variant::Evaluator score_, mask_;
   variant::Variables variables_;
   int64_t head_;

@@ -97,6 +97,9 @@ class BlockList {
   bool is_given() const { return block_rows_ > 0; }
   int64_t block_rows() const { return block_rows_; }
   int64_t block_cols() const { return block_cols_; }
+  int64_t num_cols() const { return num_cols_; }
+  /// (row blocks, num_cols) of 0 and 1.
+  const uint8_t* listed() const { return listed_.data(); }
   /// True when query q_idx sees the block of key k_idx.
   bool sees(int64_t q_idx, int64_t k_idx) const {
     return !is_given() || lists(q_idx / block_rows_, k_idx / block_cols_);

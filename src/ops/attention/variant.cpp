@@ -59,7 +59,7 @@ AttentionVariant attention_variant(const AttentionProblem& problem, const Attent
   if (problem.attention_chunk) masks.push_back(built_in_mask(presets::kChunk));
   if (!problem.user_mask.empty()) masks.push_back(problem.user_mask);
   if (args.bias) masks.push_back(built_in_mask(bias_element(args.bias) + " != -1.0 / 0.0", bias));
-  if (!masks.empty()) result.mask = variant::conjunction(masks);
+  result.mask = masks.empty() ? variant::parse_mask("1", {}) : variant::conjunction(masks);
   return result;
 }
 

@@ -21,7 +21,7 @@ inline constexpr std::string_view kAuxSlopes = ".slopes";
 
 struct AttentionVariant {
   variant::Expr score;  ///< softcap, user score, bias, ALiBi; plain `score` when there is none
-  variant::Expr mask;   ///< causal, windows, chunk, user mask, bias of -inf; empty: all is seen
+  variant::Expr mask;  ///< causal, windows, chunk, user mask, bias of -inf; true when there is none
 };
 
 AttentionVariant attention_variant(const AttentionProblem& problem, const AttentionArgs& args);

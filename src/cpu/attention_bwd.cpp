@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward on the CPU. First lse and delta of all queries; then pairs (sequence, kv head) in waves:
+//
+//   pack     query blocks of each head, key blocks
+//   blocks   task (pair, part of its key blocks): dK, dV of its blocks, a partial dQ of each head
+//   store    dQ = sum of the parts, in order; dK, dV; rounded once
+//
+// The parts depend on the problem alone, so the bits do not depend on the number of workers.
+#include <algorithm>
+#include <limits>
+
+#include "core/executor.hpp"
+#include "cpu/attention_bwd_wave.hpp"
+
+namespace flashtile::cpu {
+namespace {
+
+constexpr int64_t kBlockM = 64;
+constexpr int64_t kBlockN = 64;
+constexpr int64_t kMaxSplits = 4;
+constexpr int64_t kEnoughTasks = 16;  ///< with as many pairs, key blocks are not split
+constexpr int64_t kExtraBytes = int64_t{1} << 20;
+
+}  // namespace
+
+AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& problem) {
+  AttentionPlan plan;
+  plan.implementation = isa.backward_name;
+  plan.block_m = kBlockM;
+  plan.block_n = kBlockN;
+  const int64_t num_pairs = std::max<int64_t>(1, problem.batch_size * problem.num_heads_kv);
+  const int64_t num_blocks = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, kBlockN));
+  plan.num_splits = std::min({kMaxSplits, ceil_div(kEnoughTasks, num_pairs), num_blocks});
+  plan.num_tasks = num_pairs * plan.num_splits;
+  const BwdShape shape(operands_of(*isa.kernels, problem.dtype), problem, plan);
+  plan.workspace_bytes = kExtraBytes;
+  plan.worker_bytes =
+      shape.pair_bytes(problem.max_seqlen_q, problem.max_seqlen_k) + shape.scratch_bytes;
+  return plan;
+}
+
+void launch_attention_bwd(const IsaEntry& isa, const AttentionProblem& problem,
+                          const AttentionPlan& plan, const AttentionArgs& args,
+                          const Context& context) {
+  const AttentionCall call(problem, args);
+  BwdLaunch launch(isa, call, plan, context);
+  launch.run();
+  call.check_index_errors();
+}
+
+}  // namespace flashtile::cpu

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/attention_bwd_wave.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/element.hpp"
+#include "core/executor.hpp"
+#include "cpu/attention_dbias.hpp"
+#include "ops/attention/finish.hpp"
+
+namespace flashtile::cpu {
+
+BwdShape::BwdShape(const OperandKernels& kernels, const AttentionProblem& problem,
+                   const AttentionPlan& plan)
+    : queries(kernels.bwd_query_layout(plan.block_m, problem.head_dim, problem.head_dim_v)),
+      keys(kernels.bwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
+      block_m(plan.block_m),
+      block_n(plan.block_n),
+      group_size(problem.group_size()),
+      num_splits(plan.num_splits),
+      dq_ld(queries.ld[0]),
+      dk_ld(queries.ld[0]),
+      dv_ld(queries.ld[2]),
+      scratch_bytes(kernels.bwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim)) {}
+
+int64_t BwdShape::pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const {
+  const int64_t num_m = ceil_div(seqlen_q, block_m);
+  const int64_t num_n = ceil_div(seqlen_k, block_n);
+  const int64_t sums =
+      4 * (num_splits * group_size * seqlen_q * dq_ld + num_n * block_n * (dk_ld + dv_ld));
+  return group_size * num_m * queries.block_bytes + num_n * (keys.block_bytes + 1) + sums + 512;
+}
+
+BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const AttentionPlan& plan,
+                     const Context& context)
+    : all_kernels_(*isa.kernels),
+      kernels_(operands_of(*isa.kernels, call.problem().dtype)),
+      call_(call),
+      problem_(call.problem()),
+      args_(call.args()),
+      plan_(plan),
+      context_(context),
+      shape_(kernels_, problem_, plan),
+      num_workers_(num_workers_of(context)),
+      workspace_("attention_bwd", context, plan.workspace_bytes + num_workers_ * plan.worker_bytes),
+      stats_(make_row_stats(call, *isa.kernels, context)),
+      dalibi_(static_cast<size_t>(problem_.batch_size * problem_.num_heads), 0.0) {}
+
+void BwdLaunch::run() {
+  // Keys that no sequence covers and rows of padding have gradient 0.
+  fill_zero(args_.dq);
+  fill_zero(args_.dk);
+  fill_zero(args_.dv);
+  fill_zero(args_.dbias);
+  for (size_t begin = 0; begin < call_.pairs().size();) {
+    begin = make_wave(begin);
+    pack_wave();
+    run_wave();
+    store_wave();
+  }
+  if (args_.dbias && bias_gradient_is_shared(args_)) {
+    sum_shared_bias_gradient(call_, kernels_, plan_, shape_, stats_, context_);
+  }
+  store_shared_gradients();
+}
+
+size_t BwdLaunch::make_wave(size_t begin) {
+  const int64_t capacity = plan_.workspace_bytes + num_workers_ * plan_.worker_bytes;
+  WorkspaceCursor cursor(workspace_.data());
+  scratch_ = cursor.take<char>(num_workers_ * shape_.scratch_bytes);
+  wave_.clear();
+  for (; begin < call_.pairs().size(); ++begin) {
+    const Pair& pair = call_.pairs()[begin];
+    const Sequence& s = *pair.sequence;
+    if (!wave_.empty() && cursor.used() + shape_.pair_bytes(s.seqlen_q, s.seqlen_k) > capacity) {
+      break;
+    }
+    BwdMember member;
+    member.pair = pair;
+    member.num_m = ceil_div(s.seqlen_q, shape_.block_m);
+    member.num_n = ceil_div(s.seqlen_k, shape_.block_n);
+    for (int64_t g = 0; g < shape_.group_size; ++g) {
+      member.masks.emplace_back(call_.mask(), s, call_.head_of(pair, g));
+    }
+    member.q_blocks =
+        cursor.take<char>(shape_.group_size * member.num_m * shape_.queries.block_bytes);
+    member.k_blocks = cursor.take<char>(member.num_n * shape_.keys.block_bytes);
+    member.k_has_nonfinite = cursor.take<uint8_t>(member.num_n);
+    member.dq =
+        cursor.take<float>(shape_.num_splits * shape_.group_size * s.seqlen_q * shape_.dq_ld);
+    member.dk = cursor.take<float>(member.num_n * shape_.block_n * shape_.dk_ld);
+    member.dv = cursor.take<float>(member.num_n * shape_.block_n * shape_.dv_ld);
+    member.dalibi.assign(static_cast<size_t>(shape_.num_splits * shape_.group_size), 0.0);
+    wave_.push_back(std::move(member));
+  }
+  return begin;
+}
+
+namespace {
+
+/// Calls body(member, i, worker) for i < count(member) of each member, in parallel.
+template <class Count, class Body>
+void for_each_part(const Context& context, std::vector<BwdMember>& wave, const Count& count,
+                   const Body& body) {
+  std::vector<int64_t> first(wave.size() + 1, 0);
+  for (size_t n = 0; n < wave.size(); ++n) first[n + 1] = first[n] + count(wave[n]);
+  parallel_for(context, first.back(), [&](int64_t task, int worker) {
+    const auto next = std::upper_bound(first.begin(), first.end(), task);
+    const auto n = static_cast<size_t>(next - first.begin()) - 1;
+    body(wave[n], task - first[n], worker);
+  });
+}
+
+}  // namespace
+
+void BwdLaunch::pack_wave() {
+  const int64_t group = shape_.group_size;
+  for_each_part(
+      context_, wave_, [&](const BwdMember& member) { return group * member.num_m + member.num_n; },
+      [&](BwdMember& member, int64_t part, int) {
+        if (part < group * member.num_m) {
+          const int64_t g = part / member.num_m;
+          pack_query_block(call_, kernels_, stats_, plan_, *member.pair.sequence,
+                           call_.head_of(member.pair, g), part % member.num_m,
+                           member.q_blocks + part * shape_.queries.block_bytes);
+          return;
+        }
+        const int64_t n = part - group * member.num_m;
+        const int64_t begin = n * shape_.block_n;
+        const int64_t end = std::min(begin + shape_.block_n, member.pair.sequence->seqlen_k);
+        member.k_has_nonfinite[n] = pack_keys(call_, kernels_, plan_, member.pair, begin, end,
+                                              member.k_blocks + n * shape_.keys.block_bytes);
+        std::fill_n(member.dk + n * shape_.block_n * shape_.dk_ld, shape_.block_n * shape_.dk_ld,
+                    0.0f);
+        std::fill_n(member.dv + n * shape_.block_n * shape_.dv_ld, shape_.block_n * shape_.dv_ld,
+                    0.0f);
+      });
+}
+
+void BwdLaunch::run_wave() {
+  for_each_part(
+      context_, wave_, [&](const BwdMember&) { return shape_.num_splits; },
+      [&](BwdMember& member, int64_t split, int worker) {
+        run_split(member, split, scratch_ + worker * shape_.scratch_bytes);
+      });
+}
+
+void BwdLaunch::run_split(BwdMember& member, int64_t split, char* scratch) {
+  std::fill_n(member.dq_of(shape_, split, 0),
+              shape_.group_size * member.pair.sequence->seqlen_q * shape_.dq_ld, 0.0f);
+  // Blocks are dealt out in turn: under a causal mask early ones have more queries.
+  for (int64_t n = split; n < member.num_n; n += shape_.num_splits) {
+    run_block(member, split, n, scratch);
+  }
+}
+
+void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, char* scratch) {
+  const Sequence& sequence = *member.pair.sequence;
+  const int64_t k_begin = n * shape_.block_n;
+  const int64_t k_end = std::min(k_begin + shape_.block_n, sequence.seqlen_k);
+  std::vector<BlockRun> runs;
+  for (int64_t g = 0; g < shape_.group_size; ++g) {
+    const int64_t head = call_.head_of(member.pair, g);
+    HeadMask mask = member.masks[static_cast<size_t>(g)];
+    mask.query_runs(k_begin, k_end, shape_.block_m, &runs);
+    if (runs.empty()) continue;
+    const ScoreRules rules = call_.rules(sequence, head, mask);
+    DirectBiasGradient dbias(args_, sequence, head, k_begin, k_end);
+    float dalibi = 0;
+    ScoreGradients gradients{};
+    dbias.fill(&gradients);
+    if (args_.dalibi_slopes) gradients.alibi = &dalibi;
+    const bool has_gradients = dbias.is_wanted() || bool(args_.dalibi_slopes);
+
+    BwdBlock block{};
+    block.q_blocks = member.q_block(shape_, g, 0);
+    block.q_layout = shape_.queries;
+    block.block_m = shape_.block_m;
+    block.seqlen_q = sequence.seqlen_q;
+    block.k_block = member.k_blocks + n * shape_.keys.block_bytes;
+    block.k_layout = shape_.keys;
+    block.block_n = shape_.block_n;
+    block.k_begin = k_begin;
+    block.num_keys = k_end - k_begin;
+    block.k_has_nonfinite = member.k_has_nonfinite[n] != 0;
+    block.head_dim = problem_.head_dim;
+    block.head_dim_v = problem_.head_dim_v;
+    block.runs = runs.data();
+    block.num_runs = static_cast<int64_t>(runs.size());
+    block.rules = &rules;
+    block.lse = &stats_.lse[stats_.index(sequence, head)];
+    block.delta = &stats_.delta[stats_.index(sequence, head)];
+    block.dq = member.dq_of(shape_, split, g);
+    block.dk = member.dk + k_begin * shape_.dk_ld;
+    block.dv = member.dv + k_begin * shape_.dv_ld;
+    block.dq_ld = shape_.dq_ld;
+    block.dk_ld = shape_.dk_ld;
+    block.dv_ld = shape_.dv_ld;
+    block.gradients = has_gradients ? &gradients : nullptr;
+    block.scratch = scratch;
+    kernels_.bwd_block(block);
+    dbias.store();
+    member.dalibi[static_cast<size_t>(split * shape_.group_size + g)] +=
+        static_cast<double>(dalibi);
+  }
+}
+
+void BwdLaunch::store_queries(const BwdMember& member, int64_t g, int64_t m) const {
+  const Sequence& sequence = *member.pair.sequence;
+  const Rows dq = query_rows(args_.dq, sequence, call_.head_of(member.pair, g));
+  if (dq.data == nullptr) return;
+  const int64_t begin = m * shape_.block_m;
+  const int64_t end = std::min(begin + shape_.block_m, sequence.seqlen_q);
+  std::vector<const float*> parts;
+  for (int64_t split = 0; split < shape_.num_splits; ++split) {
+    parts.push_back(member.dq_of(shape_, split, g) + begin * shape_.dq_ld);
+  }
+  std::vector<void*> rows;
+  row_addresses(dq, begin, end, &rows);
+  all_kernels_.store_rows({parts.data(), shape_.num_splits, shape_.dq_ld, end - begin,
+                           problem_.head_dim, rows.data(), problem_.dtype,
+                           element_stride(dq, problem_.dtype)});
+}
+
+void BwdLaunch::store_keys(const BwdMember& member, int64_t n) const {
+  const Sequence& sequence = *member.pair.sequence;
+  const int64_t begin = n * shape_.block_n;
+  const int64_t end = std::min(begin + shape_.block_n, sequence.seqlen_k);
+  const auto store = [&](const TensorView& tensor, const float* sums, int64_t ld, int64_t dim) {
+    const KeyRows target = key_rows(tensor, args_, sequence, member.pair.head_kv);
+    if (target.data == nullptr) return;
+    const float* part = sums + begin * ld;
+    std::vector<void*> rows;
+    row_addresses(target, begin, end, &rows);
+    all_kernels_.store_rows({&part, 1, ld, end - begin, dim, rows.data(), problem_.dtype,
+                             element_stride(target, problem_.dtype)});
+  };
+  store(args_.dk, member.dk, shape_.dk_ld, problem_.head_dim);
+  store(args_.dv, member.dv, shape_.dv_ld, problem_.head_dim_v);
+}
+
+void BwdLaunch::store_wave() {
+  const int64_t group = shape_.group_size;
+  for_each_part(
+      context_, wave_, [&](const BwdMember& member) { return group * member.num_m + member.num_n; },
+      [&](BwdMember& member, int64_t part, int) {
+        if (part < group * member.num_m) {
+          store_queries(member, part / member.num_m, part % member.num_m);
+        } else {
+          store_keys(member, part - group * member.num_m);
+        }
+      });
+  for (const BwdMember& member : wave_) {
+    for (int64_t part = 0; part < shape_.num_splits * group; ++part) {
+      const int64_t head = call_.head_of(member.pair, part % group);
+      dalibi_[static_cast<size_t>(member.pair.sequence->batch_idx * problem_.num_heads + head)] +=
+          member.dalibi[static_cast<size_t>(part)];
+    }
+  }
+}
+
+/// Gradients that are one number for a head: slopes and sinks, summed over the batch in order.
+void BwdLaunch::store_shared_gradients() {
+  const auto store = [&](const TensorView& target, const std::vector<double>& sums) {
+    if (!target) return;
+    for (int64_t h = 0; h < problem_.num_heads; ++h) {
+      double total = 0;
+      for (int64_t b = 0; b < problem_.batch_size; ++b) {
+        const double part = sums[static_cast<size_t>(b * problem_.num_heads + h)];
+        total += part;
+        if (target.ndim == 2) store_float(target.at({b, h}), target.dtype, part);
+      }
+      if (target.ndim == 1) store_float(target.at({h}), target.dtype, total);
+    }
+  };
+  store(args_.dalibi_slopes, dalibi_);
+  store(args_.dsink, stats_.dsink);
+}
+
+}  // namespace flashtile::cpu

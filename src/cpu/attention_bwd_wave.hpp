@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "cpu/attention_call.hpp"
+
+namespace flashtile::cpu {
+
+/// Sizes of what the backward packs and sums for one pair.
+struct BwdShape {
+  BwdShape(const OperandKernels& kernels, const AttentionProblem& problem,
+           const AttentionPlan& plan);
+
+  /// Workspace of a pair with these lengths.
+  int64_t pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const;
+
+  BlockLayout queries, keys;
+  int64_t block_m, block_n;
+  int64_t group_size;
+  int64_t num_splits;
+  int64_t dq_ld, dk_ld, dv_ld;
+  int64_t scratch_bytes;
+};
+
+/// lse and delta = dout . out - dlse of every query, by sequence, head and row; and which queries
+/// see no key at all, whose dout and q are not read.
+struct RowStats {
+  std::vector<int64_t> first_row;  ///< by sequence: index of (head 0, row 0)
+  std::vector<float> lse;
+  std::vector<float> delta;
+  std::vector<double> dsink;  ///< by sequence and head
+
+  size_t index(const Sequence& sequence, int64_t head) const {
+    return static_cast<size_t>(first_row[static_cast<size_t>(sequence.batch_idx)] +
+                               head * sequence.seqlen_q);
+  }
+};
+
+RowStats make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
+                        const Context& context);
+
+/// A pair of the wave.
+struct BwdMember {
+  Pair pair;
+  std::vector<HeadMask> masks;  ///< by head of the group
+  char* q_blocks = nullptr;     ///< (group, query blocks)
+  char* k_blocks = nullptr;     ///< (key blocks)
+  uint8_t* k_has_nonfinite = nullptr;
+  float* dq = nullptr;  ///< (splits, group, seqlen_q, dq_ld)
+  float* dk = nullptr;  ///< (seqlen_k rounded up to blocks, dk_ld)
+  float* dv = nullptr;
+  std::vector<double> dalibi;  ///< (splits, group)
+  int64_t num_m = 0, num_n = 0;
+
+  const char* q_block(const BwdShape& shape, int64_t member, int64_t m) const {
+    return q_blocks + (member * num_m + m) * shape.queries.block_bytes;
+  }
+  float* dq_of(const BwdShape& shape, int64_t split, int64_t member) const {
+    return dq + (split * shape.group_size + member) * pair.sequence->seqlen_q * shape.dq_ld;
+  }
+};
+
+/// Packs query block m (Q and dO), or keys [begin, end) (K and V), into `destination`. Returns
+/// whether K holds a NaN or infinity.
+void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,
+                      const RowStats& stats, const AttentionPlan& plan, const Sequence& sequence,
+                      int64_t head, int64_t m, char* destination);
+bool pack_keys(const AttentionCall& call, const OperandKernels& kernels, const AttentionPlan& plan,
+               const Pair& pair, int64_t begin, int64_t end, char* destination);
+
+class BwdLaunch {
+ public:
+  BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const AttentionPlan& plan,
+            const Context& context);
+
+  void run();
+
+ private:
+  size_t make_wave(size_t begin);
+  void pack_wave();
+  void run_wave();
+  void run_split(BwdMember& member, int64_t split, char* scratch);
+  void run_block(BwdMember& member, int64_t split, int64_t n, char* scratch);
+  void store_wave();
+  void store_queries(const BwdMember& member, int64_t g, int64_t m) const;
+  void store_keys(const BwdMember& member, int64_t n) const;
+  void store_shared_gradients();
+
+  const AttentionKernels& all_kernels_;
+  const OperandKernels& kernels_;
+  const AttentionCall& call_;
+  const AttentionProblem& problem_;
+  const AttentionArgs& args_;
+  const AttentionPlan& plan_;
+  const Context& context_;
+  BwdShape shape_;
+  int64_t num_workers_;
+  Workspace workspace_;
+  char* scratch_ = nullptr;
+  RowStats stats_;
+  std::vector<BwdMember> wave_;
+  std::vector<double> dalibi_;  ///< by sequence and head
+};
+
+}  // namespace flashtile::cpu

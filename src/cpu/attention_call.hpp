@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the forward and backward launchers of the CPU share: the sequences of a call, its masks, the
+// score rules of each head, and the (sequence, kv head) pairs in waves that fit the workspace.
+#pragma once
+
+#include <vector>
+
+#include "core/workspace.hpp"
+#include "cpu/cpu_info.hpp"
+#include "cpu/kernels/attention_kernels.hpp"
+#include "ops/attention/implementations.hpp"
+#include "ops/attention/mask.hpp"
+#include "ops/attention/sequences.hpp"
+
+namespace flashtile::cpu {
+
+/// The kernels of one instruction set, and how its implementations are called.
+struct IsaEntry {
+  Isa isa;
+  std::string_view forward_name;
+  std::string_view backward_name;
+  const AttentionKernels* kernels;
+};
+
+/// The operands that a problem is computed with: bf16 pairs for bf16 inputs where there are any.
+const OperandKernels& operands_of(const AttentionKernels& kernels, DType dtype);
+
+/// One (sequence, kv head): what shares packed keys and values.
+struct Pair {
+  const Sequence* sequence;
+  int64_t head_kv;
+};
+
+class AttentionCall {
+ public:
+  AttentionCall(const AttentionProblem& problem, const AttentionArgs& args);
+
+  const AttentionProblem& problem() const { return problem_; }
+  const AttentionArgs& args() const { return args_; }
+  const std::vector<Sequence>& sequences() const { return sequences_; }
+  const AttentionMask& mask() const { return mask_; }
+  /// All pairs, sequence by sequence.
+  const std::vector<Pair>& pairs() const { return pairs_; }
+
+  int64_t head_of(const Pair& pair, int64_t member) const {
+    return pair.head_kv * problem_.group_size() + member;
+  }
+
+  /// The score rules of a head; `mask` must outlive them.
+  ScoreRules rules(const Sequence& sequence, int64_t head, const HeadMask& mask) const;
+
+  /// Throws Error when an expression has read an aux tensor out of its range since the call began.
+  void check_index_errors() const;
+
+ private:
+  const AttentionProblem& problem_;
+  const AttentionArgs& args_;
+  std::vector<Sequence> sequences_;
+  AttentionMask mask_;
+  std::vector<Pair> pairs_;
+};
+
+/// Row addresses [begin, end) of rows that lie as `rows` says.
+template <class AnyRows>
+void row_addresses(const AnyRows& rows, int64_t begin, int64_t end, std::vector<void*>* out) {
+  out->clear();
+  for (int64_t i = begin; i < end; ++i) out->push_back(rows.row(i));
+}
+
+/// Distance of neighbours in a row, in elements.
+template <class AnyRows>
+int64_t element_stride(const AnyRows& rows, DType dtype) {
+  return rows.element_stride / dtype_bytes(dtype);
+}
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+void launch_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem,
+                          const AttentionPlan& plan, const AttentionArgs& args,
+                          const Context& context);
+AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem);
+
+void launch_attention_bwd(const IsaEntry& isa, const AttentionProblem& problem,
+                          const AttentionPlan& plan, const AttentionArgs& args,
+                          const Context& context);
+AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& problem);
+
+}  // namespace flashtile::cpu

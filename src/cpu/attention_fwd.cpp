@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward on the CPU. Pairs (sequence, kv head) go through in waves: first the key blocks of a wave
+// are packed, then each (pair, head of its group, query block) is a task. How many pairs a wave has
+// depends on the workers; what a task computes does not.
+#include <algorithm>
+#include <limits>
+
+#include "core/element.hpp"
+#include "core/executor.hpp"
+#include "cpu/attention_call.hpp"
+#include "ops/attention/finish.hpp"
+
+namespace flashtile::cpu {
+namespace {
+
+constexpr int64_t kBlockM = 64;
+constexpr int64_t kBlockN = 128;
+/// Packed keys beyond one pair a worker, so that waves of small pairs are worth their barriers.
+constexpr int64_t kExtraBytes = int64_t{1} << 20;
+
+class ForwardLaunch {
+ public:
+  ForwardLaunch(const IsaEntry& isa, const AttentionProblem& problem, const AttentionPlan& plan,
+                const AttentionArgs& args, const Context& context)
+      : problem_(problem),
+        args_(args),
+        context_(context),
+        plan_(plan),
+        kernels_(operands_of(*isa.kernels, problem.dtype)),
+        call_(problem, args),
+        layout_(kernels_.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
+        num_workers_(num_workers_of(context)),
+        workspace_("attention_fwd", context,
+                   plan.workspace_bytes + num_workers_ * plan.worker_bytes),
+        max_logit_(static_cast<size_t>(problem.num_heads),
+                   -std::numeric_limits<float>::infinity()) {}
+
+  void run() {
+    fill_debug_outputs(problem_, args_, call_.sequences());
+    fill_uncovered_rows(problem_, args_);
+    const std::vector<Pair>& pairs = call_.pairs();
+    for (size_t begin = 0; begin < pairs.size();) {
+      begin = make_wave(begin);
+      pack_wave();
+      attend_wave();
+    }
+    if (args_.max_logit) {
+      for (int64_t h = 0; h < problem_.num_heads; ++h) {
+        *reinterpret_cast<float*>(args_.max_logit.at({h})) = max_logit_[static_cast<size_t>(h)];
+      }
+    }
+    call_.check_index_errors();
+  }
+
+ private:
+  /// A pair of the wave: its masks by head, and where its packed keys are.
+  struct Member {
+    Pair pair;
+    std::vector<HeadMask> masks;
+    int64_t first_block = 0;  ///< blocks before it are seen by nobody and are not packed
+    int64_t num_blocks = 0;
+    char* blocks = nullptr;
+    uint8_t* v_has_nonfinite = nullptr;
+    int64_t first_pack_task = 0;
+    int64_t first_task = 0;
+  };
+
+  size_t make_wave(size_t begin);
+  void pack_wave();
+  void pack_block(const Member& member, int64_t block) const;
+  void attend_wave();
+  void attend_block(Member& member, int64_t task, float* max_logit, char* scratch) const;
+
+  const AttentionProblem& problem_;
+  const AttentionArgs& args_;
+  const Context& context_;
+  const AttentionPlan& plan_;
+  const OperandKernels& kernels_;
+  AttentionCall call_;
+  BlockLayout layout_;
+  int64_t num_workers_;
+  Workspace workspace_;
+  std::vector<float> max_logit_;  ///< by head
+  std::vector<Member> wave_;
+  char* scratch_ = nullptr;
+};
+
+/// Takes pairs from `begin` on until the workspace is full; returns where the next wave begins.
+size_t ForwardLaunch::make_wave(size_t begin) {
+  const int64_t capacity = plan_.workspace_bytes + num_workers_ * plan_.worker_bytes;
+  WorkspaceCursor cursor(workspace_.data());
+  scratch_ = cursor.take<char>(num_workers_ *
+                               kernels_.fwd_scratch_bytes(plan_.block_m, plan_.block_n,
+                                                          problem_.head_dim, problem_.head_dim_v));
+  wave_.clear();
+  int64_t num_pack_tasks = 0;
+  int64_t num_tasks = 0;
+  const std::vector<Pair>& pairs = call_.pairs();
+  for (; begin < pairs.size(); ++begin) {
+    Member member{pairs[begin], {}, 0, 0, nullptr, nullptr, num_pack_tasks, num_tasks};
+    const Sequence& sequence = *member.pair.sequence;
+    int64_t k_begin = sequence.seqlen_k;
+    int64_t k_end = 0;
+    for (int64_t g = 0; g < problem_.group_size(); ++g) {
+      member.masks.emplace_back(call_.mask(), sequence, call_.head_of(member.pair, g));
+      const variant::KeyRange range = member.masks.back().key_range();
+      k_begin = std::min<int64_t>(k_begin, range.begin);
+      k_end = std::max<int64_t>(k_end, range.end);
+    }
+    member.first_block = k_begin / plan_.block_n;
+    member.num_blocks = std::max<int64_t>(0, ceil_div(k_end, plan_.block_n) - member.first_block);
+    const int64_t bytes = member.num_blocks * layout_.block_bytes + member.num_blocks + 128;
+    if (!wave_.empty() && cursor.used() + bytes > capacity) break;
+    member.blocks = cursor.take<char>(member.num_blocks * layout_.block_bytes);
+    member.v_has_nonfinite = cursor.take<uint8_t>(member.num_blocks);
+    num_pack_tasks += member.num_blocks;
+    num_tasks += problem_.group_size() * ceil_div(sequence.seqlen_q, plan_.block_m);
+    wave_.push_back(std::move(member));
+  }
+  return begin;
+}
+
+void ForwardLaunch::pack_block(const Member& member, int64_t block) const {
+  const Sequence& sequence = *member.pair.sequence;
+  const int64_t begin = (member.first_block + block) * plan_.block_n;
+  const int64_t end = std::min(begin + plan_.block_n, sequence.seqlen_k);
+  const KeyRows k = key_rows(args_.k, args_, sequence, member.pair.head_kv);
+  const KeyRows v = key_rows(args_.v, args_, sequence, member.pair.head_kv);
+  std::vector<void*> k_addresses;
+  std::vector<void*> v_addresses;
+  row_addresses(k, begin, end, &k_addresses);
+  row_addresses(v, begin, end, &v_addresses);
+  PackRequest request{};
+  request.first_rows = k_addresses.data();
+  request.second_rows = v_addresses.data();
+  request.first_dtype = request.second_dtype = problem_.dtype;
+  request.first_stride = element_stride(k, problem_.dtype);
+  request.second_stride = element_stride(v, problem_.dtype);
+  request.num_rows = end - begin;
+  request.block_rows = plan_.block_n;
+  request.head_dim = problem_.head_dim;
+  request.head_dim_v = problem_.head_dim_v;
+  request.destination = member.blocks + block * layout_.block_bytes;
+  request.has_nonfinite = member.v_has_nonfinite + block;
+  kernels_.fwd_pack_keys(request);
+}
+
+/// The member of the wave that a task belongs to.
+template <class Members, class First>
+auto& member_of(Members& wave, int64_t task, First first) {
+  const auto next =
+      std::upper_bound(wave.begin(), wave.end(), task,
+                       [&](int64_t value, const auto& member) { return value < member.*first; });
+  return *(next - 1);
+}
+
+void ForwardLaunch::pack_wave() {
+  int64_t num_tasks = 0;
+  for (const Member& member : wave_) num_tasks += member.num_blocks;
+  parallel_for(context_, num_tasks, [&](int64_t task, int) {
+    const Member& member = member_of(wave_, task, &Member::first_pack_task);
+    pack_block(member, task - member.first_pack_task);
+  });
+}
+
+void ForwardLaunch::attend_block(Member& member, int64_t task, float* max_logit,
+                                 char* scratch) const {
+  const Sequence& sequence = *member.pair.sequence;
+  const int64_t num_m = ceil_div(sequence.seqlen_q, plan_.block_m);
+  const int64_t g = task / num_m;
+  // The last query blocks see the most keys under a causal mask: they go first.
+  const int64_t m = num_m - 1 - task % num_m;
+  const int64_t head = call_.head_of(member.pair, g);
+  const int64_t q_begin = m * plan_.block_m;
+  const int64_t q_end = std::min(q_begin + plan_.block_m, sequence.seqlen_q);
+  HeadMask mask = member.masks[static_cast<size_t>(g)];
+  std::vector<BlockRun> runs;
+  mask.key_runs(q_begin, q_end, plan_.block_n, &runs);
+
+  const Rows q = query_rows(args_.q, sequence, head);
+  const Rows out = query_rows(args_.out, sequence, head);
+  std::vector<void*> q_addresses;
+  std::vector<void*> out_addresses;
+  row_addresses(q, q_begin, q_end, &q_addresses);
+  row_addresses(out, q_begin, q_end, &out_addresses);
+  std::array<float, kBlockM> lse;
+  const ScoreRules rules = call_.rules(sequence, head, mask);
+  // Blocks are numbered from key 0, whichever the first packed one is.
+  const PackedKeys keys{sequence.seqlen_k, plan_.block_n,
+                        member.blocks - member.first_block * layout_.block_bytes, layout_,
+                        member.v_has_nonfinite - member.first_block};
+  FwdBlock block{};
+  block.q_rows = q_addresses.data();
+  block.q_dtype = problem_.dtype;
+  block.q_stride = element_stride(q, problem_.dtype);
+  block.q_begin = q_begin;
+  block.num_rows = q_end - q_begin;
+  block.head_dim = problem_.head_dim;
+  block.head_dim_v = problem_.head_dim_v;
+  block.keys = &keys;
+  block.runs = runs.data();
+  block.num_runs = static_cast<int64_t>(runs.size());
+  block.rules = &rules;
+  block.sink = problem_.has_sink ? element<float>(args_.sink, {head})
+                                 : -std::numeric_limits<float>::infinity();
+  block.out_rows = out_addresses.data();
+  block.out_dtype = args_.out.dtype;
+  block.out_stride = element_stride(out, args_.out.dtype);
+  block.lse = lse.data();
+  block.max_logit = max_logit;
+  const Rows weights = weight_rows(args_.weights, sequence, head);
+  if (weights.data != nullptr) {
+    block.weights = weights.data + sequence.leftpad * weights.element_stride;
+    block.weights_row_stride = weights.row_stride;
+    block.weights_key_stride = weights.element_stride;
+  }
+  block.scratch = scratch;
+  kernels_.fwd_block(block);
+  const Rows lse_out = lse_rows(args_.lse, sequence, head);
+  if (lse_out.data == nullptr) return;
+  for (int64_t i = q_begin; i < q_end; ++i) {
+    lse_out.element<float>(i) = lse[static_cast<size_t>(i - q_begin)];
+  }
+}
+
+void ForwardLaunch::attend_wave() {
+  int64_t num_tasks = 0;
+  for (const Member& member : wave_) {
+    num_tasks += problem_.group_size() * ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
+  }
+  std::vector<float> max_logit(static_cast<size_t>(num_tasks));
+  const int64_t scratch_bytes = kernels_.fwd_scratch_bytes(plan_.block_m, plan_.block_n,
+                                                           problem_.head_dim, problem_.head_dim_v);
+  parallel_for(context_, num_tasks, [&](int64_t task, int worker) {
+    Member& member = member_of(wave_, task, &Member::first_task);
+    attend_block(member, task - member.first_task, &max_logit[static_cast<size_t>(task)],
+                 scratch_ + worker * scratch_bytes);
+  });
+  for (const Member& member : wave_) {
+    const int64_t num_m = ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
+    for (int64_t task = 0; task < problem_.group_size() * num_m; ++task) {
+      float& highest = max_logit_[static_cast<size_t>(call_.head_of(member.pair, task / num_m))];
+      highest = std::max(highest, max_logit[static_cast<size_t>(member.first_task + task)]);
+    }
+  }
+}
+
+}  // namespace
+
+AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem) {
+  const OperandKernels& kernels = operands_of(*isa.kernels, problem.dtype);
+  AttentionPlan plan;
+  plan.implementation = isa.forward_name;
+  plan.block_m = kBlockM;
+  plan.block_n = kBlockN;
+  plan.num_tasks = problem.batch_size * problem.num_heads * ceil_div(problem.max_seqlen_q, kBlockM);
+  const BlockLayout layout =
+      kernels.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v);
+  const int64_t pair_bytes =
+      ceil_div(problem.max_seqlen_k, kBlockN) * (layout.block_bytes + 1) + 256;
+  plan.workspace_bytes = kExtraBytes;
+  plan.worker_bytes = pair_bytes + kernels.fwd_scratch_bytes(kBlockM, kBlockN, problem.head_dim,
+                                                             problem.head_dim_v);
+  return plan;
+}
+
+void launch_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem,
+                          const AttentionPlan& plan, const AttentionArgs& args,
+                          const Context& context) {
+  ForwardLaunch(isa, problem, plan, args, context).run();
+}
+
+}  // namespace flashtile::cpu

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Backward attention of one key block of one head against its query blocks.
+//
+//   for each query block that the mask gives:
+//     S  = softmax_scale Q K^T, score rules, masks     (m, n)   product 1
+//     P  = exp(S - lse)
+//     dP = dO V^T, dropped as P was                    (m, n)   product 2
+//     dS = P (dP - delta)          delta = rowsum(dO O) - dlse, so that lse has a gradient too
+//     bias, slopes and aux tensors take their part of dS; then the score rules' derivative
+//     dV += P^T dO                                     (n, dv)  product 3
+//     dK += softmax_scale dS^T Q                       (n, d)   product 4
+//     dQ += softmax_scale dS K                         (m, d)   product 5
+//
+// The sums are float32 and belong to one task, so their order is fixed and nothing is atomic.
+// Scratch: S, dP, derivative (m, n) float32, and P and dS as operands where those are bf16.
+
+#include "cpu/kernels/attention_operands.hpp"
+#include "cpu/kernels/attention_scores.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// Forms of a packed query block: Q and dO to the left of a product and to its right.
+enum QueryForm { kFormQ = 0, kFormQRight = 1, kFormDout = 2, kFormDoutRight = 3 };
+/// Forms of a packed key block: K transposed (S), K by rows (dQ), V transposed (dP).
+enum KeyForm { kFormKTransposed = 0, kFormKRight = 1, kFormVTransposed = 2 };
+
+template <class Operands>
+inline constexpr bool kIsFloat = sizeof(typename Operands::Element) == 4;
+
+template <class Operands>
+BlockLayout bwd_query_layout(int64_t block_m, int64_t head_dim, int64_t head_dim_v) {
+  BlockLayout layout{};
+  Scratch scratch{nullptr};
+  const auto place = [&](int form, int64_t dim) {
+    layout.ld[form] = tile_ld(dim);
+    layout.offset[form] = scratch.next - static_cast<char*>(nullptr);
+    scratch.take_bytes(Operands::bytes(block_m, layout.ld[form]));
+  };
+  const auto share = [&](int form, int other) {
+    layout.ld[form] = layout.ld[other];
+    layout.offset[form] = layout.offset[other];
+  };
+  place(kFormQ, head_dim);
+  place(kFormDout, head_dim_v);
+  if constexpr (kIsFloat<Operands>) {
+    share(kFormQRight, kFormQ);  // rows of floats serve on either side
+    share(kFormDoutRight, kFormDout);
+  } else {
+    place(kFormQRight, head_dim);
+    place(kFormDoutRight, head_dim_v);
+  }
+  layout.block_bytes = scratch.next - static_cast<char*>(nullptr);
+  return layout;
+}
+
+template <class Operands>
+BlockLayout bwd_key_layout(int64_t block_n, int64_t head_dim, int64_t head_dim_v) {
+  BlockLayout layout{};
+  Scratch scratch{nullptr};
+  const auto place = [&](int form, int64_t rows, int64_t ld) {
+    layout.ld[form] = ld;
+    layout.offset[form] = scratch.next - static_cast<char*>(nullptr);
+    scratch.take_bytes(Operands::bytes(rows, ld));
+  };
+  place(kFormKTransposed, head_dim, tile_ld(block_n));
+  place(kFormKRight, block_n, tile_ld(head_dim));
+  place(kFormVTransposed, head_dim_v, tile_ld(block_n));
+  layout.block_bytes = scratch.next - static_cast<char*>(nullptr);
+  return layout;
+}
+
+template <class Operands>
+void bwd_pack_queries(const PackRequest& r) {
+  using Element = typename Operands::Element;
+  const BlockLayout layout = bwd_query_layout<Operands>(r.block_rows, r.head_dim, r.head_dim_v);
+  const RowSource q{r.first_rows, r.first_dtype, r.first_stride};
+  const RowSource dout{r.second_rows, r.second_dtype, r.second_stride};
+  const auto at = [&](int form) {
+    return reinterpret_cast<Element*>(r.destination + layout.offset[form]);
+  };
+  Operands::pack_left(q, r.num_rows, r.head_dim, at(kFormQ), layout.ld[kFormQ]);
+  Operands::pack_left(dout, r.num_rows, r.head_dim_v, at(kFormDout), layout.ld[kFormDout]);
+  if constexpr (!kIsFloat<Operands>) {
+    Operands::pack_right(q, r.num_rows, r.head_dim, at(kFormQRight), layout.ld[kFormQRight]);
+    Operands::pack_right(dout, r.num_rows, r.head_dim_v, at(kFormDoutRight),
+                         layout.ld[kFormDoutRight]);
+  }
+}
+
+template <class Operands>
+void bwd_pack_keys(const PackRequest& r) {
+  using Element = typename Operands::Element;
+  const BlockLayout layout = bwd_key_layout<Operands>(r.block_rows, r.head_dim, r.head_dim_v);
+  const RowSource k{r.first_rows, r.first_dtype, r.first_stride};
+  const RowSource v{r.second_rows, r.second_dtype, r.second_stride};
+  const auto at = [&](int form) {
+    return reinterpret_cast<Element*>(r.destination + layout.offset[form]);
+  };
+  Operands::pack_right_transposed(k, r.num_rows, r.head_dim, at(kFormKTransposed),
+                                  layout.ld[kFormKTransposed]);
+  *r.has_nonfinite =
+      Operands::pack_right(k, r.num_rows, r.head_dim, at(kFormKRight), layout.ld[kFormKRight]);
+  Operands::pack_right_transposed(v, r.num_rows, r.head_dim_v, at(kFormVTransposed),
+                                  layout.ld[kFormVTransposed]);
+}
+
+template <class Operands>
+struct BwdState {
+  using Element = typename Operands::Element;
+
+  float* s;           ///< scores, then P as dropout leaves it
+  float* dp;          ///< dP, then dS
+  float* derivative;  ///< of the score rules, one row
+  Element* p;         ///< P and dS as operands; the float tiles themselves where those serve
+  Element* ds_right;
+  Element* ds_left;
+  Element* k_copy;
+  int64_t ld;
+};
+
+template <class Operands>
+BwdState<Operands> bwd_state(char* memory, int64_t block_m, int64_t block_n, int64_t head_dim,
+                             int64_t* bytes) {
+  using Element = typename Operands::Element;
+  BwdState<Operands> state{};
+  Scratch scratch{memory};
+  state.ld = tile_ld(block_n);
+  state.s = scratch.take<float>(block_m * state.ld);
+  state.dp = scratch.take<float>(block_m * state.ld);
+  state.derivative = scratch.take<float>(state.ld);
+  const auto operand = [&](int64_t rows, int64_t ld) {
+    return reinterpret_cast<Element*>(scratch.take_bytes(Operands::bytes(rows, ld)));
+  };
+  if constexpr (kIsFloat<Operands>) {
+    state.p = state.s;
+    state.ds_right = state.dp;
+    state.ds_left = state.dp;
+  } else {
+    state.p = operand(block_m, state.ld);
+    state.ds_right = operand(block_m, state.ld);
+    state.ds_left = operand(block_m, state.ld);
+  }
+  state.k_copy = operand(block_n, tile_ld(head_dim));
+  *bytes = scratch.next - memory;
+  return state;
+}
+
+/// Scores of one row with the derivative of its rules (softcap, user score), before the masks.
+template <class Operands>
+void scores_with_derivative(const BwdBlock& block, const TileSpan& tile, int64_t i,
+                            BwdState<Operands>& state) {
+  const ScoreRules& rules = *block.rules;
+  float* s = state.s + i * state.ld;
+  const int64_t q_idx = tile.q_begin + i;
+  if (rules.softcap > 0) {
+    softcap_row(rules.softcap, s, tile.n);
+    const Vf inverse = broadcast(1.0f / rules.softcap);
+    for (int64_t j = 0; j < tile.n; j += kLanes) {
+      const Vf t = load(s + j) * inverse;
+      store(state.derivative + j, fnma(t, t, broadcast(1.0f)));
+    }
+  }
+  if (rules.bias != nullptr) add_bias_row(rules, q_idx, tile.k_begin, tile.n, s);
+  if (rules.has_alibi) subtract_alibi_row(rules, q_idx, tile.k_begin, tile.n, s);
+}
+
+/// Hands dS of one row to the tensors that scores read.
+inline void add_score_gradients(const BwdBlock& block, const TileSpan& tile, int64_t i,
+                                const float* ds) {
+  const ScoreGradients& gradients = *block.gradients;
+  const int64_t q_idx = tile.q_begin + i;
+  if (gradients.bias != nullptr) {
+    char* row = gradients.bias + q_idx * gradients.bias_row_stride +
+                tile.k_begin * gradients.bias_key_stride;
+    void* rows[1] = {row};
+    const int64_t size = gradients.bias_dtype == DType::kF32 ? 4 : 2;
+    unpack_rows(ds, tile.n, 1, tile.n,
+                {rows, gradients.bias_dtype, gradients.bias_key_stride / size});
+  }
+  if (gradients.bias_columns != nullptr) {
+    for (int64_t j = 0; j < tile.n; ++j) gradients.bias_columns[j] += ds[j];
+  }
+  if (gradients.bias_tile != nullptr) {
+    float* row = gradients.bias_tile + i * gradients.bias_tile_ld;
+    for (int64_t j = 0; j < tile.n; ++j) row[j] += ds[j];
+  }
+  if (gradients.alibi != nullptr) {
+    Vf sum = zero();
+    for (int64_t j = 0; j < tile.n; j += kLanes) {
+      const Vf x = load_partial(ds + j, tile.n - j);
+      sum = fnma(distances(*block.rules, q_idx, tile.k_begin + j), x, sum);
+    }
+    *gradients.alibi += reduce_add(sum);
+  }
+}
+
+/// x[j] = 0 for dropped keys and x[j] * gain for the others, in two rows at once.
+inline void drop_rows(const ScoreRules& rules, const uint16_t* bits, int64_t n, float* p,
+                      float* dp) {
+  const Vu threshold = broadcast_u(rules.dropout_threshold);
+  const Vf gain = broadcast(rules.dropout_gain);
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const Mf is_dropped = less_i32(load_u16(bits + j), threshold);
+    store(p + j, select(is_dropped, zero(), load(p + j) * gain));
+    store(dp + j, select(is_dropped, zero(), load(dp + j) * gain));
+  }
+}
+
+/// One row of P, dP -> dS. On return s holds P as V was multiplied by it, dp holds dS times scale
+/// and the score rules' derivative.
+template <class F, class Operands>
+void bwd_row(const BwdBlock& block, const TileSpan& tile, int64_t i, BwdState<Operands>& state) {
+  const ScoreRules& rules = *block.rules;
+  float* s = state.s + i * state.ld;
+  float* dp = state.dp + i * state.ld;
+  const int64_t q_idx = tile.q_begin + i;
+  const float lse = block.lse[q_idx] * (rules.is_plain ? kLog2e : 1.0f);
+  exp_row<F>(s, tile.n, softmax_reference(lse), s);
+  float kept[kMaxBlockN];
+  float* p = s;
+  if (rules.has_dropout) {
+    // dS needs P before dropout; dV needs it after.
+    alignas(64) uint16_t room[kDropoutRow];
+    const uint16_t* bits = dropout_bits_row(rules, q_idx, tile.k_begin, tile.n, room);
+    __builtin_memcpy(kept, s, static_cast<size_t>(padded(tile.n)) * sizeof(float));
+    drop_rows(rules, bits, tile.n, s, dp);
+    p = kept;
+  }
+  const bool is_simple = rules.softcap == 0 && rules.score == nullptr;
+  const bool has_gradients = block.gradients != nullptr;
+  if (is_simple && !has_gradients) {
+    softmax_grad_row(p, dp, tile.n, block.delta[q_idx], rules.softmax_scale, dp);
+    return;
+  }
+  softmax_grad_row(p, dp, tile.n, block.delta[q_idx], 1.0f, dp);
+  if (has_gradients) add_score_gradients(block, tile, i, dp);
+  const Vf scale = broadcast(rules.softmax_scale);
+  for (int64_t j = 0; j < tile.n; j += kLanes) {
+    Vf x = load(dp + j) * scale;
+    if (!is_simple) {
+      // A key that is not seen may have any derivative, NaN included.
+      x = select(x == zero(), zero(), x * load(state.derivative + j));
+    }
+    store(dp + j, x);
+  }
+}
+
+/// The float tiles as operands of products 3, 4 and 5.
+template <class Operands>
+void convert_tiles(const TileSpan& tile, BwdState<Operands>& state) {
+  if constexpr (!kIsFloat<Operands>) {
+    const int64_t size = 4;
+    const void* p_rows[kMaxBlockN];
+    const void* ds_rows[kMaxBlockN];
+    for (int64_t i = 0; i < tile.m; ++i) {
+      p_rows[i] = state.s + i * state.ld;
+      ds_rows[i] = state.dp + i * state.ld;
+    }
+    static_cast<void>(size);
+    Operands::pack_right({p_rows, DType::kF32, 1}, tile.m, tile.n, state.p, state.ld);
+    Operands::pack_right({ds_rows, DType::kF32, 1}, tile.m, tile.n, state.ds_right, state.ld);
+    Operands::pack_left({ds_rows, DType::kF32, 1}, tile.m, tile.n, state.ds_left, state.ld);
+  } else {
+    static_cast<void>(tile);
+    static_cast<void>(state);
+  }
+}
+
+/// K by rows with the rows zeroed that no row of the tile sees; see visible_values.
+template <class Operands>
+const typename Operands::Element* visible_keys(const BwdBlock& block, const TileSpan& tile,
+                                               const uint8_t* is_seen,
+                                               const typename Operands::Element* k,
+                                               BwdState<Operands>& state) {
+  const int64_t ld = block.k_layout.ld[kFormKRight];
+  __builtin_memcpy(state.k_copy, k, static_cast<size_t>(Operands::bytes(block.block_n, ld)));
+  for (int64_t j = 0; j < tile.n; ++j) {
+    if (is_seen[j] == 0) Operands::clear_right_row(state.k_copy, ld, j, block.head_dim);
+  }
+  return state.k_copy;
+}
+
+/// One query block against the key block.
+template <class F, class Operands>
+void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
+              BwdState<Operands>& state) {
+  using Element = typename Operands::Element;
+  const ScoreRules& rules = *block.rules;
+  const char* queries = block.q_blocks + tile.q_begin / block.block_m * block.q_layout.block_bytes;
+  const auto q_at = [&](int form) {
+    return reinterpret_cast<const Element*>(queries + block.q_layout.offset[form]);
+  };
+  const auto k_at = [&](int form) {
+    return reinterpret_cast<const Element*>(block.k_block + block.k_layout.offset[form]);
+  };
+  const BlockLayout& ql = block.q_layout;
+  const BlockLayout& kl = block.k_layout;
+  const float alpha = rules.is_plain ? rules.softmax_scale * kLog2e : rules.softmax_scale;
+  Operands::multiply(tile.m, tile.n, block.head_dim, q_at(kFormQ), ql.ld[kFormQ],
+                     k_at(kFormKTransposed), kl.ld[kFormKTransposed],
+                     {.c = state.s, .ldc = state.ld, .alpha = alpha});
+  Operands::multiply(tile.m, tile.n, block.head_dim_v, q_at(kFormDout), ql.ld[kFormDout],
+                     k_at(kFormVTransposed), kl.ld[kFormVTransposed],
+                     {.c = state.dp, .ldc = state.ld});
+  const bool looks_for_unseen = !is_full && block.k_has_nonfinite;
+  uint8_t is_seen[kMaxBlockN] = {};
+  for (int64_t i = 0; i < tile.m; ++i) {
+    if (!rules.is_plain) scores_with_derivative(block, tile, i, state);
+    const TileSpan row{tile.q_begin + i, 1, tile.k_begin, tile.n};
+    apply_masks(rules, row, is_full, state.s + i * state.ld, state.ld);
+    if (looks_for_unseen) {
+      const float* s = state.s + i * state.ld;
+      for (int64_t j = 0; j < tile.n; ++j) {
+        is_seen[j] = static_cast<uint8_t>(is_seen[j] | (s[j] != -__builtin_inff()));
+      }
+    }
+    bwd_row<F>(block, tile, i, state);
+  }
+  if (block.dq == nullptr) return;
+  convert_tiles(tile, state);
+  const Element* k = k_at(kFormKRight);
+  if (looks_for_unseen) k = visible_keys(block, tile, is_seen, k, state);
+  Operands::multiply_transposed(tile.n, block.head_dim_v, tile.m, state.p, state.ld,
+                                q_at(kFormDoutRight), ql.ld[kFormDoutRight],
+                                {.c = block.dv, .ldc = block.dv_ld, .accumulate = true});
+  Operands::multiply_transposed(tile.n, block.head_dim, tile.m, state.ds_right, state.ld,
+                                q_at(kFormQRight), ql.ld[kFormQRight],
+                                {.c = block.dk, .ldc = block.dk_ld, .accumulate = true});
+  Operands::multiply(
+      tile.m, block.head_dim, tile.n, state.ds_left, state.ld, k, kl.ld[kFormKRight],
+      {.c = block.dq + tile.q_begin * block.dq_ld, .ldc = block.dq_ld, .accumulate = true});
+}
+
+template <class F, class Operands>
+void bwd_block_of(const BwdBlock& block) {
+  int64_t bytes = 0;
+  BwdState<Operands> state =
+      bwd_state<Operands>(block.scratch, block.block_m, block.block_n, block.head_dim, &bytes);
+  for (int64_t r = 0; r < block.num_runs; ++r) {
+    for (int64_t m_block = block.runs[r].begin; m_block < block.runs[r].end; ++m_block) {
+      const int64_t q_begin = m_block * block.block_m;
+      const int64_t left = block.seqlen_q - q_begin;
+      const TileSpan tile{q_begin, left < block.block_m ? left : block.block_m, block.k_begin,
+                          block.num_keys};
+      bwd_tile<F, Operands>(block, tile, block.runs[r].is_full, state);
+    }
+  }
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA

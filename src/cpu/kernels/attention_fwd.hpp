@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Forward attention of one query block of one head over packed key blocks.
+//
+//   for each run of key blocks the mask gives:
+//     S = softmax_scale Q K^T          (m, n)    product 1
+//     S = score rules, masks           -inf where a row does not see a key
+//     m' = max(m, row max of S);  P = exp(S - m');  f = exp(m - m');  l = f l + row sum of P
+//     O = diag(f) O + P V              (m, dv)   product 2
+//   out = O / l, lse = m + log l, with the sink in l
+//
+// Scores are kept in powers of two (S log2 e) where no rule needs them natural: `is_plain`.
+// Scratch: Q (m, d), S (m, n), P (m, n) where it is bf16, O (m, dv), a copy of V for blocks with a
+// NaN that nobody sees, and row_max, row_sum, factor (m each). S stays in L1, V and K blocks in L2.
+// Online softmax: Milakov and Gimelshein 2018; tiling: FlashAttention, Dao et al. 2022.
+
+#include "cpu/kernels/attention_operands.hpp"
+#include "cpu/kernels/attention_scores.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+inline constexpr float kInfinity = __builtin_inff();
+inline constexpr float kLn2 = 0.69314718055994531f;
+
+/// Forms of a packed key block.
+enum FwdForm { kFormK = 0, kFormV = 1 };
+
+template <class Operands>
+BlockLayout fwd_key_layout(int64_t block_n, int64_t head_dim, int64_t head_dim_v) {
+  BlockLayout layout{};
+  layout.ld[kFormK] = tile_ld(block_n);
+  layout.ld[kFormV] = tile_ld(head_dim_v);
+  Scratch scratch{nullptr};
+  scratch.take_bytes(Operands::bytes(head_dim, layout.ld[kFormK]));
+  layout.offset[kFormV] = scratch.next - static_cast<char*>(nullptr);
+  scratch.take_bytes(Operands::bytes(block_n, layout.ld[kFormV]));
+  layout.block_bytes = scratch.next - static_cast<char*>(nullptr);
+  return layout;
+}
+
+template <class Operands>
+void fwd_pack_keys(const PackRequest& r) {
+  using Element = typename Operands::Element;
+  const BlockLayout layout = fwd_key_layout<Operands>(r.block_rows, r.head_dim, r.head_dim_v);
+  Operands::pack_right_transposed(
+      {r.first_rows, r.first_dtype, r.first_stride}, r.num_rows, r.head_dim,
+      reinterpret_cast<Element*>(r.destination + layout.offset[kFormK]), layout.ld[kFormK]);
+  *r.has_nonfinite = Operands::pack_right(
+      {r.second_rows, r.second_dtype, r.second_stride}, r.num_rows, r.head_dim_v,
+      reinterpret_cast<Element*>(r.destination + layout.offset[kFormV]), layout.ld[kFormV]);
+}
+
+template <class Operands>
+struct FwdState {
+  using Element = typename Operands::Element;
+
+  Element* q;
+  Element* p;  ///< bf16 only
+  Element* v_copy;
+  float* s;
+  float* o;
+  float* row_max;
+  float* row_sum;
+  float* factor;
+  float* new_max;
+  int64_t q_ld, s_ld, o_ld;
+};
+
+template <class Operands>
+FwdState<Operands> fwd_state(char* memory, int64_t block_m, int64_t block_n, int64_t head_dim,
+                             int64_t head_dim_v, int64_t* bytes) {
+  using Element = typename Operands::Element;
+  FwdState<Operands> state;
+  Scratch scratch{memory};
+  state.q_ld = tile_ld(head_dim);
+  state.s_ld = tile_ld(block_n);
+  state.o_ld = tile_ld(head_dim_v);
+  state.q = reinterpret_cast<Element*>(scratch.take_bytes(Operands::bytes(block_m, state.q_ld)));
+  state.p = reinterpret_cast<Element*>(scratch.take_bytes(Operands::bytes(block_m, state.s_ld)));
+  state.v_copy =
+      reinterpret_cast<Element*>(scratch.take_bytes(Operands::bytes(block_n, state.o_ld)));
+  state.s = scratch.take<float>(block_m * state.s_ld);
+  state.o = scratch.take<float>(block_m * state.o_ld);
+  state.row_max = scratch.take<float>(padded(block_m));
+  state.row_sum = scratch.take<float>(padded(block_m));
+  state.factor = scratch.take<float>(padded(block_m));
+  state.new_max = scratch.take<float>(padded(block_m));
+  *bytes = scratch.next - memory;
+  return state;
+}
+
+/// S of one tile: product, score rules, masks.
+template <class Operands>
+void compute_scores(const FwdBlock& block, const TileSpan& tile, bool is_full,
+                    const typename Operands::Element* q, int64_t q_ld, float* s, int64_t s_ld) {
+  const PackedKeys& keys = *block.keys;
+  const ScoreRules& rules = *block.rules;
+  const auto* k = reinterpret_cast<const typename Operands::Element*>(
+      keys.blocks + tile.k_begin / keys.block_n * keys.layout.block_bytes +
+      keys.layout.offset[kFormK]);
+  const float alpha = rules.is_plain ? rules.softmax_scale * kLog2e : rules.softmax_scale;
+  Operands::multiply(tile.m, tile.n, block.head_dim, q, q_ld, k, keys.layout.ld[kFormK],
+                     {.c = s, .ldc = s_ld, .alpha = alpha});
+  apply_scores(rules, tile, s, s_ld);
+  apply_masks(rules, tile, is_full, s, s_ld);
+}
+
+/// P = exp(S - max), factors for what was summed before, new maxima and sums.
+template <class F, class Operands>
+void online_softmax(const ScoreRules& rules, const TileSpan& tile, FwdState<Operands>& state) {
+  for (int64_t i = 0; i < tile.m; ++i) {
+    state.new_max[i] = row_max_of(state.s + i * state.s_ld, tile.n, state.row_max[i]);
+  }
+  for (int64_t i = 0; i < tile.m; i += kLanes) {
+    const Vf new_max = load(state.new_max + i);
+    const Vf reference = select(new_max == broadcast(-kInfinity), zero(), new_max);
+    store(state.factor + i, F::of(load(state.row_max + i) - reference));
+    store(state.row_max + i, new_max);
+  }
+  for (int64_t i = 0; i < tile.m; ++i) {
+    float* s = state.s + i * state.s_ld;
+    const float reference = softmax_reference(state.row_max[i]);
+    float sum;
+    if constexpr (sizeof(typename Operands::Element) == 4) {
+      sum = exp_row<F>(s, tile.n, reference, s);
+      if (rules.has_dropout) apply_dropout_row(rules, tile.q_begin + i, tile.k_begin, tile.n, s);
+    } else {
+      auto* p = state.p + i * state.s_ld;
+      if (rules.has_dropout) {
+        sum = exp_row<F>(s, tile.n, reference, s);
+        apply_dropout_row(rules, tile.q_begin + i, tile.k_begin, tile.n, s);
+        for (int64_t j = 0; j < tile.n; j += kLanes) store(p + j, load(s + j));
+      } else {
+        sum = exp_row<F>(s, tile.n, reference, p);
+      }
+    }
+    state.row_sum[i] = state.row_sum[i] * state.factor[i] + sum;
+  }
+}
+
+/// V of a block that holds a NaN or infinity, with the rows zeroed that no row of this tile sees:
+/// what is masked for all must not reach a result as 0 * NaN. Looks at S before the exponential.
+template <class Operands>
+const typename Operands::Element* visible_values(const FwdBlock& block, const TileSpan& tile,
+                                                 const typename Operands::Element* v,
+                                                 FwdState<Operands>& state) {
+  const PackedKeys& keys = *block.keys;
+  __builtin_memcpy(state.v_copy, v,
+                   static_cast<size_t>(Operands::bytes(keys.block_n, keys.layout.ld[kFormV])));
+  for (int64_t j = 0; j < tile.n; ++j) {
+    bool is_seen = false;
+    for (int64_t i = 0; i < tile.m && !is_seen; ++i) {
+      is_seen = state.s[i * state.s_ld + j] != -kInfinity;
+    }
+    if (!is_seen)
+      Operands::clear_right_row(state.v_copy, keys.layout.ld[kFormV], j, block.head_dim_v);
+  }
+  return state.v_copy;
+}
+
+/// One key block: both products.
+template <class F, class Operands>
+void fwd_tile(const FwdBlock& block, const TileSpan& tile, bool is_full, bool is_first,
+              FwdState<Operands>& state) {
+  const PackedKeys& keys = *block.keys;
+  compute_scores<Operands>(block, tile, is_full, state.q, state.q_ld, state.s, state.s_ld);
+  const int64_t n_block = tile.k_begin / keys.block_n;
+  const auto* v = reinterpret_cast<const typename Operands::Element*>(
+      keys.blocks + n_block * keys.layout.block_bytes + keys.layout.offset[kFormV]);
+  if (!is_full && keys.v_has_nonfinite[n_block] != 0) {
+    v = visible_values<Operands>(block, tile, v, state);
+  }
+  online_softmax<F, Operands>(*block.rules, tile, state);
+  const typename Operands::Element* p = nullptr;
+  if constexpr (sizeof(typename Operands::Element) == 4) {
+    p = state.s;
+  } else {
+    p = state.p;
+  }
+  Operands::multiply(tile.m, block.head_dim_v, tile.n, p, state.s_ld, v, keys.layout.ld[kFormV],
+                     {.c = state.o,
+                      .ldc = state.o_ld,
+                      .accumulate = !is_first,
+                      .row_scale = is_first ? nullptr : state.factor});
+}
+
+/// Calls body(tile, is_full) for each key block of the runs.
+template <class Body>
+FLASHTILE_INLINE void for_each_tile(const FwdBlock& block, const Body& body) {
+  const PackedKeys& keys = *block.keys;
+  for (int64_t r = 0; r < block.num_runs; ++r) {
+    for (int64_t n_block = block.runs[r].begin; n_block < block.runs[r].end; ++n_block) {
+      const int64_t k_begin = n_block * keys.block_n;
+      const int64_t left = keys.seqlen_k - k_begin;
+      body(TileSpan{block.q_begin, block.num_rows, k_begin,
+                    left < keys.block_n ? left : keys.block_n},
+           block.runs[r].is_full);
+    }
+  }
+}
+
+/// out = O / sum and lse, the sink included. Leaves lse in the scores' units in row_max.
+template <class F, class Operands>
+void fwd_finish(const FwdBlock& block, FwdState<Operands>& state) {
+  const ScoreRules& rules = *block.rules;
+  const float unit = rules.is_plain ? kLn2 : 1.0f;  // one unit of score in natural logarithms
+  const float sink = block.sink / unit;
+  const float gain = rules.has_dropout ? rules.dropout_gain : 1.0f;
+  float highest = -kInfinity;
+  for (int64_t i = 0; i < block.num_rows; ++i) {
+    const float row_max = state.row_max[i];
+    float sum = state.row_sum[i];
+    float scale = 1;
+    float top = row_max;
+    if (row_max > highest) highest = row_max;
+    if (block.sink != -kInfinity) {
+      top = sink > row_max ? sink : row_max;
+      scale = __builtin_expf((row_max - top) * unit);
+      sum = sum * scale + __builtin_expf((sink - top) * unit);
+    }
+    // Nothing was seen: whatever a product left there, the row is 0. (A NaN sum is no empty row.)
+    if (state.row_sum[i] == 0) fill_row(state.o + i * state.o_ld, block.head_dim_v, 0);
+    const bool is_empty = sum == 0;
+    state.factor[i] = is_empty ? 0 : scale * gain / sum;
+    state.row_max[i] = is_empty ? -kInfinity : top + __builtin_logf(sum) / unit;
+    if (block.lse != nullptr) block.lse[i] = state.row_max[i] * unit;
+  }
+  *block.max_logit = highest * unit;
+  const RowTarget target{block.out_rows, block.out_dtype, block.out_stride};
+  unpack_rows(state.o, state.o_ld, block.num_rows, block.head_dim_v, target, 1.0f, state.factor);
+}
+
+/// The debug output: weights, worked out again now that lse is known.
+template <class F, class Operands>
+void fwd_weights(const FwdBlock& block, FwdState<Operands>& state) {
+  const ScoreRules& rules = *block.rules;
+  for_each_tile(block, [&](const TileSpan& tile, bool is_full) {
+    compute_scores<Operands>(block, tile, is_full, state.q, state.q_ld, state.s, state.s_ld);
+    for (int64_t i = 0; i < tile.m; ++i) {
+      float* s = state.s + i * state.s_ld;
+      exp_row<F>(s, tile.n, softmax_reference(state.row_max[i]), s);
+      if (rules.has_dropout) {
+        apply_dropout_row(rules, tile.q_begin + i, tile.k_begin, tile.n, s);
+        scale_row(s, tile.n, rules.dropout_gain);
+      }
+      char* row = block.weights + (tile.q_begin + i) * block.weights_row_stride;
+      for (int64_t j = 0; j < tile.n; ++j) {
+        *reinterpret_cast<float*>(row + (tile.k_begin + j) * block.weights_key_stride) = s[j];
+      }
+    }
+  });
+}
+
+template <class F, class Operands>
+void fwd_block_of(const FwdBlock& block) {
+  int64_t bytes = 0;
+  FwdState<Operands> state = fwd_state<Operands>(block.scratch, block.num_rows, block.keys->block_n,
+                                                 block.head_dim, block.head_dim_v, &bytes);
+  Operands::pack_left({block.q_rows, block.q_dtype, block.q_stride}, block.num_rows, block.head_dim,
+                      state.q, state.q_ld);
+  fill_row(state.row_max, block.num_rows, -kInfinity);
+  fill_row(state.row_sum, block.num_rows, 0);
+  bool is_first = true;
+  for_each_tile(block, [&](const TileSpan& tile, bool is_full) {
+    fwd_tile<F, Operands>(block, tile, is_full, is_first, state);
+    is_first = false;
+  });
+  fwd_finish<F, Operands>(block, state);
+  if (block.weights != nullptr) fwd_weights<F, Operands>(block, state);
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The table of attention kernels of one instruction set; included by one file for each.
+
+#include "cpu/kernels/attention_bwd.hpp"
+#include "cpu/kernels/attention_fwd.hpp"
+#include "cpu/kernels/attention_kernels.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+template <class Operands>
+int64_t fwd_scratch_bytes(int64_t block_m, int64_t block_n, int64_t head_dim, int64_t head_dim_v) {
+  int64_t bytes = 0;
+  fwd_state<Operands>(nullptr, block_m, block_n, head_dim, head_dim_v, &bytes);
+  return bytes;
+}
+
+template <class Operands>
+int64_t bwd_scratch_bytes(int64_t block_m, int64_t block_n, int64_t head_dim) {
+  int64_t bytes = 0;
+  bwd_state<Operands>(nullptr, block_m, block_n, head_dim, &bytes);
+  return bytes;
+}
+
+/// Where a result is rounded to 16 bits the cheaper exponential is exact enough.
+template <class Operands>
+void fwd_block(const FwdBlock& block) {
+  if (!block.rules->is_plain) {
+    fwd_block_of<Exp, Operands>(block);
+  } else if constexpr (kIsFloat<Operands>) {
+    fwd_block_of<Exp2, Operands>(block);
+  } else {
+    fwd_block_of<Exp2Fast, Operands>(block);
+  }
+}
+
+template <class Operands>
+void bwd_block(const BwdBlock& block) {
+  if (!block.rules->is_plain) {
+    bwd_block_of<Exp, Operands>(block);
+  } else if constexpr (kIsFloat<Operands>) {
+    bwd_block_of<Exp2, Operands>(block);
+  } else {
+    bwd_block_of<Exp2Fast, Operands>(block);
+  }
+}
+
+inline void store_rows(const StoreRows& r) {
+  // The parts are added in their order into the first one's copy, row by row.
+  for (int64_t i = 0; i < r.num_rows; ++i) {
+    if (r.rows[i] == nullptr) continue;
+    alignas(64) float sum[1024 + 16];
+    for (int64_t d = 0; d < r.dim; d += kLanes) {
+      Vf x = load(r.parts[0] + i * r.ld + d);
+      for (int64_t part = 1; part < r.num_parts; ++part) {
+        x = x + load(r.parts[part] + i * r.ld + d);
+      }
+      store(sum + d, x);
+    }
+    unpack_rows(sum, padded(r.dim), 1, r.dim, {r.rows + i, r.dtype, r.stride});
+  }
+}
+
+inline void row_dots(const void* const* dout, DType dout_dtype, int64_t dout_stride,
+                     const void* const* out, DType out_dtype, int64_t out_stride, int64_t num_rows,
+                     int64_t dim, float* delta) {
+  alignas(64) float a[1024 + 16];
+  alignas(64) float b[1024 + 16];
+  for (int64_t i = 0; i < num_rows; ++i) {
+    if (dout[i] == nullptr) {
+      delta[i] = 0;
+      continue;
+    }
+    pack_rows({dout + i, dout_dtype, dout_stride}, 1, dim, a, padded(dim));
+    pack_rows({out + i, out_dtype, out_stride}, 1, dim, b, padded(dim));
+    delta[i] = row_dot(a, b, dim);
+  }
+}
+
+template <class Operands>
+constexpr OperandKernels operand_kernels() {
+  return {fwd_key_layout<Operands>,    fwd_scratch_bytes<Operands>, fwd_pack_keys<Operands>,
+          fwd_block<Operands>,         bwd_query_layout<Operands>,  bwd_key_layout<Operands>,
+          bwd_scratch_bytes<Operands>, bwd_pack_queries<Operands>,  bwd_pack_keys<Operands>,
+          bwd_block<Operands>};
+}
+
+#if defined(__AVX512BF16__)
+constexpr AttentionKernels kAttentionKernels = {
+    operand_kernels<FloatOperands>(), operand_kernels<Bf16Operands>(), store_rows, row_dots};
+#else
+constexpr AttentionKernels kAttentionKernels = {
+    operand_kernels<FloatOperands>(), {}, store_rows, row_dots};
+#endif
+
+const AttentionKernels& attention_kernels() { return kAttentionKernels; }
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA

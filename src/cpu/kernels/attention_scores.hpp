@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What happens to a tile of scores between q.k and the softmax, row by row: softcap, user score,
+// bias, ALiBi, masks, dropout. A tile is (rows, ld) floats; its rows have room for padded(n).
+
+#include "cpu/kernels/attention_types.hpp"
+#include "cpu/kernels/rows.hpp"
+#include "cpu/simd/simd.hpp"
+#include "variant/philox.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// Which scores a tile holds: rows q_begin .. q_begin + m of keys k_begin .. k_begin + n.
+struct TileSpan {
+  int64_t q_begin, m;
+  int64_t k_begin, n;
+};
+
+/// Both a score expression's strips and a random word's columns divide the block sizes.
+inline constexpr int64_t kMaxBlockN = 128;
+
+/// s = softcap tanh(s / softcap).
+inline void softcap_row(float softcap, float* s, int64_t n) {
+  const Vf cap = broadcast(softcap);
+  const Vf inverse = broadcast(1.0f / softcap);
+  for (int64_t j = 0; j < n; j += kLanes) store(s + j, cap * tanh(load(s + j) * inverse));
+}
+
+/// Bias of one row as floats, for n keys from `address` on.
+inline void load_bias_row(const char* address, DType dtype, int64_t key_stride, int64_t n,
+                          float* bias) {
+  const int64_t size = dtype == DType::kF32 ? 4 : 2;
+  const bool is_contiguous = key_stride == size;
+  if (is_contiguous && address != nullptr) {
+    for (int64_t j = 0; j < n; j += kLanes) {
+      const int64_t left = n - j;
+      Vf x;
+      if (dtype == DType::kF32) {
+        x = load_partial(reinterpret_cast<const float*>(address) + j, left);
+      } else if (dtype == DType::kBF16) {
+        x = load_partial(reinterpret_cast<const Bf16*>(address) + j, left);
+      } else {
+        x = load_partial(reinterpret_cast<const F16*>(address) + j, left);
+      }
+      store(bias + j, x);
+    }
+    return;
+  }
+  for (int64_t j = 0; j < n; ++j) {
+    const char* p = address + j * key_stride;
+    Vf x;
+    if (dtype == DType::kF32) {
+      x = load_partial(reinterpret_cast<const float*>(p), 1);
+    } else if (dtype == DType::kBF16) {
+      x = load_partial(reinterpret_cast<const Bf16*>(p), 1);
+    } else {
+      x = load_partial(reinterpret_cast<const F16*>(p), 1);
+    }
+    store_partial(bias + j, x, 1);
+  }
+}
+
+/// s += bias, and -inf where the bias is -inf, whatever s was.
+inline void add_bias_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
+                         float* s) {
+  float bias[kMaxBlockN];
+  const char* address =
+      rules.bias + q_idx * rules.bias_row_stride + k_begin * rules.bias_key_stride;
+  load_bias_row(address, rules.bias_dtype, rules.bias_key_stride, n, bias);
+  const Vf masked = broadcast(-__builtin_inff());
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const Vf b = load_partial(bias + j, n - j);
+    store(s + j, select(b == masked, masked, load(s + j) + b));
+  }
+}
+
+/// |position of q_idx - key| for the lanes that start at key k_idx. Distances are below 2^24 or
+/// rounded as float32 rounds them.
+FLASHTILE_INLINE Vf distances(const ScoreRules& rules, int64_t q_idx, int64_t k_idx) {
+  const auto first = static_cast<float>(q_idx + rules.variables.query_offset - k_idx);
+  return abs(broadcast(first) - i32_to_float(iota_u()));
+}
+
+/// s -= slope |position - key|.
+inline void subtract_alibi_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
+                               float* s) {
+  const Vf slope = broadcast(rules.alibi_slope);
+  for (int64_t j = 0; j < n; j += kLanes) {
+    store(s + j, fnma(slope, distances(rules, q_idx, k_begin + j), load(s + j)));
+  }
+}
+
+/// Everything before the masks, for all rows of a tile of scaled products.
+inline void apply_scores(const ScoreRules& rules, const TileSpan& tile, float* s, int64_t ld) {
+  if (rules.is_plain) return;
+  for (int64_t i = 0; i < tile.m; ++i) {
+    float* row = s + i * ld;
+    const int64_t q_idx = tile.q_begin + i;
+    if (rules.softcap > 0) softcap_row(rules.softcap, row, tile.n);
+    if (rules.bias != nullptr) add_bias_row(rules, q_idx, tile.k_begin, tile.n, row);
+    if (rules.has_alibi) subtract_alibi_row(rules, q_idx, tile.k_begin, tile.n, row);
+  }
+}
+
+/// Masks the keys that a block list does not give to a row.
+inline void mask_row_by_list(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
+                             float* s) {
+  const uint8_t* listed = rules.block_list + q_idx / rules.block_rows * rules.num_block_cols;
+  int64_t j = 0;
+  while (j < n) {
+    const int64_t col = (k_begin + j) / rules.block_cols;
+    const int64_t next = (col + 1) * rules.block_cols - k_begin;
+    const int64_t end = next < n ? next : n;
+    const bool is_listed = col < rules.num_block_cols && listed[col] != 0;
+    for (; j < end; ++j) s[j] = is_listed ? s[j] : -__builtin_inff();
+  }
+}
+
+/// -inf for every key of a tile that its row does not see. Keys past the tile's n are masked too,
+/// up to padded(n).
+inline void apply_masks(const ScoreRules& rules, const TileSpan& tile, bool is_full, float* s,
+                        int64_t ld) {
+  if (is_full && tile.n == padded(tile.n)) return;
+  for (int64_t i = 0; i < tile.m; ++i) {
+    float* row = s + i * ld;
+    if (is_full) {
+      mask_row_outside(row, tile.n, 0, tile.n);
+      continue;
+    }
+    const int64_t q_idx = tile.q_begin + i;
+    const variant::KeyRange range = rules.position.keys(q_idx);
+    const int64_t begin = range.begin - tile.k_begin;
+    const int64_t end = range.end - tile.k_begin;
+    mask_row_outside(row, tile.n, begin < 0 ? 0 : begin, end < tile.n ? end : tile.n);
+    if (rules.block_list != nullptr) mask_row_by_list(rules, q_idx, tile.k_begin, tile.n, row);
+  }
+}
+
+struct BroadcastWord {
+  FLASHTILE_INLINE Vu operator()(uint32_t word) const { return broadcast_u(word); }
+};
+
+/// Room for the random bits of a row of n keys that starts anywhere in a group of 32.
+inline constexpr int64_t kDropoutRow = kMaxBlockN + 32 + kLanes * 8;
+
+/// The sixteen random bits of keys k_begin, k_begin + 1, ...: n of them from the result on, which
+/// points into `room`.
+inline const uint16_t* dropout_bits_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin,
+                                        int64_t n, uint16_t (&room)[kDropoutRow]) {
+  const variant::PhiloxKey key = {static_cast<uint32_t>(rules.dropout_seed),
+                                  static_cast<uint32_t>(rules.dropout_seed >> 32)};
+  constexpr int64_t kColumns = kLanes * 8;  // of one call: kLanes / 4 groups of 32
+  const int64_t skipped = k_begin % 32;
+  for (int64_t j = 0; j < n + skipped; j += kColumns) {
+    const auto group = static_cast<uint32_t>((k_begin + j) / 32);
+    Vu counter[4] = {broadcast_u(rules.dropout_offset), broadcast_u(rules.batch_head),
+                     broadcast_u(static_cast<uint32_t>(q_idx)), iota_u() + broadcast_u(4 * group)};
+    variant::philox4x32_7(counter, key, BroadcastWord{});
+    auto* words = reinterpret_cast<uint32_t*>(room + j);
+    for (int w = 0; w < 4; ++w) store_u_groups(words + 4 * w, 16, counter[w]);
+  }
+  return room + skipped;
+}
+
+/// p[j] = 0 where dropout drops; the gain is left to the caller.
+inline void apply_dropout_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
+                              float* p) {
+  alignas(64) uint16_t room[kDropoutRow];
+  const uint16_t* bits = dropout_bits_row(rules, q_idx, k_begin, n, room);
+  const Vu threshold = broadcast_u(rules.dropout_threshold);
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const Mf is_dropped = less_i32(load_u16(bits + j), threshold);
+    store(p + j, select(is_dropped, zero(), load(p + j)));
+  }
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA

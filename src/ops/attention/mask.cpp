@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/attention/mask.hpp"
+
+#include <algorithm>
+
+#include "ops/attention/variant.hpp"
+#include "variant/expr/affine.hpp"
+#include "variant/expr/evaluate.hpp"
+#include "variant/expr/substitute.hpp"
+
+namespace flashtile {
+namespace {
+
+using variant::BlockRun;
+using variant::KeyRange;
+using variant::PositionMask;
+
+int64_t clamped(int64_t value) {
+  return std::clamp<int64_t>(value, -PositionMask::kUnbounded, PositionMask::kUnbounded);
+}
+
+/// The value of an expression that reads neither q_idx nor k_idx.
+int64_t evaluate(const variant::Expr& expr, const AttentionArgs& args,
+                 const variant::Variables& at) {
+  variant::Evaluator evaluator(expr, bound_aux(expr, args), bound_params(expr, args));
+  return clamped(evaluator.integer(at));
+}
+
+/// Appends a block, to the last run where it continues that.
+void append(int64_t block, bool is_full, std::vector<BlockRun>* runs) {
+  if (!runs->empty() && runs->back().end == block && runs->back().is_full == is_full) {
+    runs->back().end = block + 1;
+  } else {
+    runs->push_back({block, block + 1, is_full});
+  }
+}
+
+/// The first of [0, count) for which `holds` is true; it must stay true from there on.
+template <class Holds>
+int64_t first_where(int64_t count, const Holds& holds) {
+  int64_t low = 0;
+  int64_t high = count;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (holds(middle)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
+
+}  // namespace
+
+AttentionMask::AttentionMask(const AttentionProblem& problem, const AttentionArgs& args)
+    : problem_(problem), args_(args) {
+  if (problem.user_mask.empty()) return;
+  std::vector<variant::Expr> others;
+  for (const variant::Expr& conjunct : variant::conjuncts(problem.user_mask)) {
+    if (const auto band = variant::match_band(conjunct)) {
+      bands_.push_back({band->lo, band->hi});
+    } else {
+      others.push_back(conjunct);
+    }
+  }
+  if (others.empty()) return;
+  rest_ = variant::conjunction(others);
+  rest_bounds_.emplace(rest_, bound_aux(rest_, args), bound_params(rest_, args));
+}
+
+PositionMask AttentionMask::position(const Sequence& sequence, int64_t head) const {
+  PositionMask position;
+  position.query_offset = sequence.query_offset;
+  position.seqlen_k = sequence.seqlen_k;
+  position.chunk = problem_.attention_chunk.value_or(0);
+  if (problem_.window_left) {
+    position.lower = clamped(sequence.query_offset - clamped(*problem_.window_left));
+  }
+  if (problem_.window_right) {
+    position.upper = clamped(sequence.query_offset + clamped(*problem_.window_right));
+  }
+  const variant::Variables at = attention_variables(problem_, sequence, head);
+  for (const Band& band : bands_) {
+    if (!band.lower.empty()) {
+      position.lower = std::max<long long>(position.lower, evaluate(band.lower, args_, at));
+    }
+    if (!band.upper.empty()) {
+      position.upper = std::min<long long>(position.upper, evaluate(band.upper, args_, at));
+    }
+  }
+  return position;
+}
+
+HeadMask::HeadMask(const AttentionMask& mask, const Sequence& sequence, int64_t head)
+    : variables_(attention_variables(mask.problem(), sequence, head)),
+      position_(mask.position(sequence, head)),
+      block_list_(mask.args(), sequence.batch_idx, head),
+      rest_(mask.rest_bounds()),
+      seqlen_q_(sequence.seqlen_q),
+      seqlen_k_(sequence.seqlen_k) {}
+
+KeyRange HeadMask::key_range() const {
+  if (seqlen_q_ == 0) return {0, 0};
+  return {position_.keys(0).begin, position_.keys(seqlen_q_ - 1).end};
+}
+
+HeadMask::Cover HeadMask::list_cover(int64_t q_begin, int64_t q_end, int64_t k_begin,
+                                     int64_t k_end) const {
+  bool has_listed = false;
+  bool has_unlisted = false;
+  const int64_t last_row = (q_end - 1) / block_list_.block_rows();
+  const int64_t last_col = (k_end - 1) / block_list_.block_cols();
+  for (int64_t row = q_begin / block_list_.block_rows(); row <= last_row; ++row) {
+    for (int64_t col = k_begin / block_list_.block_cols(); col <= last_col; ++col) {
+      (block_list_.lists(row, col) ? has_listed : has_unlisted) = true;
+    }
+  }
+  if (!has_listed) return Cover::kNone;
+  return has_unlisted ? Cover::kPart : Cover::kFull;
+}
+
+HeadMask::Cover HeadMask::cover(int64_t q_begin, int64_t q_end, int64_t k_begin, int64_t k_end) {
+  const KeyRange first = position_.keys(q_begin);
+  const KeyRange last = position_.keys(q_end - 1);
+  if (k_end <= first.begin || k_begin >= last.end) return Cover::kNone;
+  Cover result = k_begin >= last.begin && k_end <= first.end ? Cover::kFull : Cover::kPart;
+  if (block_list_.is_given()) {
+    const Cover listed = list_cover(q_begin, q_end, k_begin, k_end);
+    if (listed == Cover::kNone) return Cover::kNone;
+    if (listed == Cover::kPart) result = Cover::kPart;
+  }
+  if (rest_) {
+    const variant::Truth truth = rest_->over(variables_, q_begin, q_end, k_begin, k_end);
+    if (truth == variant::Truth::kFalse) return Cover::kNone;
+    if (truth == variant::Truth::kMaybe) result = Cover::kPart;
+  }
+  return result;
+}
+
+void HeadMask::key_runs(int64_t q_begin, int64_t q_end, int64_t block_n,
+                        std::vector<BlockRun>* runs) {
+  runs->clear();
+  if (q_begin >= q_end) return;
+  const int64_t begin = position_.keys(q_begin).begin;
+  const int64_t end = position_.keys(q_end - 1).end;
+  for (int64_t n = begin / block_n; n * block_n < end; ++n) {
+    const int64_t k_end = std::min((n + 1) * block_n, seqlen_k_);
+    const Cover covered = cover(q_begin, q_end, n * block_n, k_end);
+    if (covered != Cover::kNone) append(n, covered == Cover::kFull, runs);
+  }
+}
+
+void HeadMask::query_runs(int64_t k_begin, int64_t k_end, int64_t block_m,
+                          std::vector<BlockRun>* runs) {
+  runs->clear();
+  if (k_begin >= k_end || seqlen_q_ == 0) return;
+  // Both ends of what a query sees only move forward, so the queries that see a key are one range.
+  const int64_t num_blocks = (seqlen_q_ + block_m - 1) / block_m;
+  const int64_t first = first_where(num_blocks, [&](int64_t m) {
+    return position_.keys(std::min((m + 1) * block_m, seqlen_q_) - 1).end > k_begin;
+  });
+  const int64_t last = first_where(
+      num_blocks, [&](int64_t m) { return position_.keys(m * block_m).begin >= k_end; });
+  for (int64_t m = first; m < last; ++m) {
+    const int64_t q_end = std::min((m + 1) * block_m, seqlen_q_);
+    const Cover covered = cover(m * block_m, q_end, k_begin, k_end);
+    if (covered != Cover::kNone) append(m, covered == Cover::kFull, runs);
+  }
+}
+
+}  // namespace flashtile
