@@ -56,7 +56,9 @@ using DefaultExecutor = OpenMpExecutor;
 class SerialExecutor final : public Executor {
  public:
   int num_workers() const override { return 1; }
-  void run(int64_t num_tasks, Task task, void* state) override { run_on(1, num_tasks, task, state); }
+  void run(int64_t num_tasks, Task task, void* state) override {
+    run_on(1, num_tasks, task, state);
+  }
   static void run_on(int, int64_t num_tasks, Task task, void* state) {
     for (int64_t i = 0; i < num_tasks; ++i) task(state, i, 0);
   }

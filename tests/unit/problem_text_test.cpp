@@ -298,5 +298,41 @@ TEST_F(ProblemTextTest, RandomProblemsRoundTrip) {
   EXPECT_GT(num_calls, 1000);
 }
 
+// The table that matters most: the examples of docs/problems.md.
+TEST_F(ProblemTextTest, AttentionTextsOfTheDocs) {
+  const OpCall call = make_call(parse_problem(
+      "attention_fwd:b2:hq8:hkv2:sq129:sk257:d128:causal:softcap=30:bias[1,hq,1,sk]:bf16@avx512"));
+  EXPECT_EQ(shape_text(call.tensor("q")), "bf16 (2, 129, 8, 128)");
+  EXPECT_EQ(shape_text(call.tensor("k")), "bf16 (2, 257, 2, 128)");
+  EXPECT_EQ(shape_text(call.tensor("out")), "bf16 (2, 129, 8, 128)");
+  EXPECT_EQ(shape_text(call.tensor("bias")), "bf16 (1, 8, 1, 257)");
+  EXPECT_EQ(call.option("softcap"), OptionValue(30.0));
+  EXPECT_EQ(call.option("causal"), OptionValue(true));
+  EXPECT_FALSE(call.tensor("lse"));
+
+  const OpCall packed = make_call(
+      parse_problem("attention_bwd:hq4:d64:cu_seqlens_q={0,3,10}:cu_seqlens_k={0,5,5}:dk=none:"
+                    "sink:out.f32:aux.slope[hq]:f16"));
+  EXPECT_EQ(shape_text(packed.tensor("q")), "f16 (10, 4, 64)");
+  EXPECT_EQ(shape_text(packed.tensor("v")), "f16 (5, 4, 64)");
+  EXPECT_EQ(shape_text(packed.tensor("out")), "f32 (10, 4, 64)");
+  EXPECT_EQ(shape_text(packed.tensor("lse")), "f32 (4, 10)");
+  EXPECT_EQ(shape_text(packed.tensor("dq")), "f16 (10, 4, 64)");
+  EXPECT_EQ(shape_text(packed.tensor("dsink")), "f32 (4)");
+  EXPECT_EQ(shape_text(packed.tensor("daux.slope")), "f32 (4)");
+  EXPECT_FALSE(packed.tensor("dk"));
+  EXPECT_FALSE(packed.tensor("dbias"));
+
+  const OpCall paged = make_call(
+      parse_problem("attention_fwd:hq4:hkv1:sq2:d16:page_size=8:block_table[2,2]={0,1,3,2}"));
+  EXPECT_EQ(shape_text(paged.tensor("k")), "f32 (4, 8, 1, 16)");
+  EXPECT_EQ(shape_text(paged.tensor("q")), "f32 (2, 2, 4, 16)");
+
+  for (const OpCall* each : {&call, &packed, &paged}) {
+    const OpCall again = make_call(parse_problem(problem_text(*each)));
+    EXPECT_TRUE(same_call(again, *each)) << problem_text(*each);
+  }
+}
+
 }  // namespace
 }  // namespace flashtile
