@@ -39,16 +39,16 @@ double largest_difference(const Numbers& a, const Numbers& b) {
 /// The runs of a plain implementation that tolerances are made of.
 class PlainRuns {
  public:
-  PlainRuns(const OpCall& call, const PlainOp& plain, int64_t row_step, const Context& context)
+  PlainRuns(const OpCall& call, const PlainOp& plain, int64_t num_rows, const Context& context)
       : rough(with_own_outputs(call)),
         exact(promoted(call)),
         jittered(promoted(call)),
         noise(promoted(call)) {
-    plain.run(rough.call, {PlainMode::kPlain, row_step}, context);
-    plain.run(exact.call, {PlainMode::kPlain, row_step}, context);
-    plain.run(jittered.call, {PlainMode::kJitter, row_step}, context);
+    plain.run(rough.call, {PlainMode::kPlain, num_rows}, context);
+    plain.run(exact.call, {PlainMode::kPlain, num_rows}, context);
+    plain.run(jittered.call, {PlainMode::kJitter, num_rows}, context);
     has_noise = forward_of(call.spec()) != nullptr;
-    if (has_noise) plain.run(noise.call, {PlainMode::kNoise, row_step}, context);
+    if (has_noise) plain.run(noise.call, {PlainMode::kNoise, num_rows}, context);
   }
 
   /// Sets plain_error and floor; `e.values` are known.
@@ -83,6 +83,20 @@ std::string double_fault(const Expectation& e, const TensorView& plain, double s
   if (difference <= unit * size) return {};
   return e.name + " of the reference differs from plain loops in double by " +
          number_text(difference) + ", allowed " + number_text(unit * size);
+}
+
+/// What plain loops in double give for some query rows; the other rows are NaN.
+std::vector<Expectation> sampled_expectations(const OpCall& call, const PlainOp& plain,
+                                              int64_t num_rows, const Context& context) {
+  const PlainRuns runs(call, plain, num_rows, context);
+  std::vector<Expectation> result;
+  for (const std::string& name : output_names(call)) {
+    Expectation e = expectation_of(runs.exact.call, name);
+    if (e.is_exact) continue;
+    runs.set_tolerance(e, leading_dtype(call));
+    result.push_back(std::move(e));
+  }
+  return result;
 }
 
 }  // namespace
@@ -121,7 +135,7 @@ std::vector<Expectation> reference_expectations(const OpCall& call, const Contex
     result.back().floor = 4 * rounding_unit(dtype, name) * largest(result.back().values);
   }
   if (const PlainOp* plain = find_plain(spec.name)) {
-    const PlainRuns runs(call, *plain, /*row_step=*/1, context);
+    const PlainRuns runs(call, *plain, /*num_rows=*/0, context);
     for (Expectation& e : result) {
       if (e.is_exact) continue;
       runs.set_tolerance(e, dtype);
@@ -134,17 +148,72 @@ std::vector<Expectation> reference_expectations(const OpCall& call, const Contex
   return result;
 }
 
-std::vector<Expectation> sampled_expectations(const OpCall& call, const PlainOp& plain,
-                                              int64_t row_step, const Context& context) {
-  const PlainRuns runs(call, plain, row_step, context);
-  std::vector<Expectation> result;
-  for (const std::string& name : output_names(call)) {
-    Expectation e = expectation_of(runs.exact.call, name);
-    if (e.is_exact) continue;
-    runs.set_tolerance(e, leading_dtype(call));
-    result.push_back(std::move(e));
-  }
+double CallCheck::max_error() const {
+  double result = 0;
+  for (const Verdict& verdict : verdicts) result = std::max(result, verdict.error);
   return result;
+}
+
+namespace {
+
+// What the reference, which evaluates pair by pair on one thread, does in some seconds.
+constexpr double kAffordableBytes = 16e6;
+constexpr int64_t kSampledRows = 16;
+
+/// Runs `run` on a copy of the call with new outputs, and compares.
+template <class Run>
+CallCheck check_run(const OpCall& call, std::string_view suffix, const Context& context,
+                    const Run& run) {
+  const OpSpec& spec = call.spec();
+  const PlainOp* plain = find_plain(spec.name);
+  const bool is_sampled =
+      plain != nullptr && plain->temporary_bytes(call, context) > kAffordableBytes;
+  OwnedCall own = with_own_outputs(call);
+  for (const std::string& name : call.tensor_names()) {
+    const TensorSpec& row = *spec.find_tensor(name);
+    if (row.direction != Direction::kIn || is_forward_result(spec, name)) continue;
+    const TensorView tensor = call.tensor(name);
+    // Masking writes into incoming gradients, and those may be many rows of one element.
+    if (is_sampled && name.starts_with('d')) {
+      own.call.set_tensor(name, own.pool.convert(tensor, tensor.dtype));
+    }
+  }
+  const PlainConfig config{PlainMode::kPlain, is_sampled ? kSampledRows : 0};
+  if (is_sampled) plain->mask_gradients(own.call, config);
+
+  CallCheck result;
+  run_forward_of(own.call, suffix, context);
+  std::vector<Expectation> expected;
+  if (is_sampled) {
+    result.method = std::to_string(kSampledRows) + " rows of each sequence";
+    expected = sampled_expectations(own.call, *plain, kSampledRows, context);
+  } else {
+    result.method = "every element";
+    expected = reference_expectations(own.call, context, &result.fault);
+  }
+  const RunResult outcome = run(own.call);
+  if (!outcome.text.empty()) {
+    result.fault = outcome.text;
+    return result;
+  }
+  result.verdicts = judge(own.call, expected, is_sampled ? NanRule::kIgnored : NanRule::kRefused);
+  if (result.fault.empty()) result.fault = fault_text(result.verdicts);
+  return result;
+}
+
+}  // namespace
+
+CallCheck check_call(const OpCall& call, const std::string& implementation,
+                     const Context& context) {
+  return check_run(call, implementation_suffix(call.spec(), implementation), context,
+                   [&](const OpCall& own) { return run_forced(own, implementation, context); });
+}
+
+CallCheck check_plain(const OpCall& call, const Context& context) {
+  return check_run(call, "", context, [&](const OpCall& own) {
+    find_plain(call.spec().name)->run(own, {}, context);
+    return RunResult{};
+  });
 }
 
 }  // namespace flashtile::cli

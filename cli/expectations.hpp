@@ -21,9 +21,19 @@ DType leading_dtype(const OpCall& call);
 std::vector<Expectation> reference_expectations(const OpCall& call, const Context& context,
                                                 std::string* disagreement);
 
-/// The same from the plain implementation in double, for query rows that `row_step` selects: what
-/// can be afforded for any length. Null `plain` is not allowed.
-std::vector<Expectation> sampled_expectations(const OpCall& call, const PlainOp& plain,
-                                              int64_t row_step, const Context& context);
+/// How an implementation did on a call.
+struct CallCheck {
+  std::string method;  ///< "every element" or "16 rows of each sequence"
+  std::vector<Verdict> verdicts;
+  std::string fault;  ///< what failed; empty when all passed
+  double max_error() const;
+};
+
+/// Runs the call once more on an implementation and compares it: with the reference where that is
+/// affordable, else on some query rows of each sequence with plain loops in double.
+CallCheck check_call(const OpCall& call, const std::string& implementation, const Context& context);
+
+/// The same for the op's plain implementation.
+CallCheck check_plain(const OpCall& call, const Context& context);
 
 }  // namespace flashtile::cli

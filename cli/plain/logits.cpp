@@ -52,7 +52,7 @@ double PlainLogits::jitter(int64_t q_idx, size_t k_idx, double size, uint64_t sa
   return (hash >> 63 != 0 ? kJitterSize : -kJitterSize) * size;
 }
 
-void PlainLogits::find_seen(int64_t q_idx) {
+std::pair<int64_t, int64_t> PlainLogits::seen_range(int64_t q_idx) const {
   const int64_t position = q_idx + sequence_.query_offset;
   int64_t first = 0;
   int64_t last = sequence_.seqlen_k - 1;
@@ -63,16 +63,23 @@ void PlainLogits::find_seen(int64_t q_idx) {
     first = std::max(first, start);
     last = std::min(last, start + *problem_.attention_chunk - 1);
   }
-  std::fill(is_seen_.begin(), is_seen_.end(), uint8_t{0});
-  for (int64_t j = first; j <= last; ++j) {
-    bool is_seen = blocks_.sees(q_idx, j);
-    if (is_seen && mask_) {
-      variables_.q_idx = q_idx;
-      variables_.k_idx = j;
-      is_seen = mask_->truth(variables_);
-    }
-    is_seen_[static_cast<size_t>(j)] = is_seen;
-  }
+  return {first, last};
+}
+
+bool PlainLogits::sees(int64_t q_idx, int64_t k_idx) {
+  if (!blocks_.sees(q_idx, k_idx)) return false;
+  if (!mask_) return true;
+  variables_.q_idx = q_idx;
+  variables_.k_idx = k_idx;
+  return mask_->truth(variables_);
+}
+
+int64_t PlainLogits::num_seen(int64_t q_idx) {
+  const auto [first, last] = seen_range(q_idx);
+  if (!mask_ && !blocks_.is_given()) return std::max<int64_t>(0, last - first + 1);
+  int64_t count = 0;
+  for (int64_t j = first; j <= last; ++j) count += sees(q_idx, j);
+  return count;
 }
 
 template <class Real>
@@ -130,7 +137,9 @@ void PlainLogits::apply(int64_t q_idx, std::span<Real> row, std::span<Real> slop
       if (!slopes.empty()) slopes[j] *= 1 - tanh * tanh;
     }
   }
-  find_seen(q_idx);
+  std::fill(is_seen_.begin(), is_seen_.end(), uint8_t{0});
+  const auto [first, last] = seen_range(q_idx);
+  for (int64_t j = first; j <= last; ++j) is_seen_[static_cast<size_t>(j)] = sees(q_idx, j);
   if (score_) apply_score(q_idx, row, slopes);
   apply_added(q_idx, row);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ops/attention/sequences.hpp"
@@ -25,6 +26,9 @@ class PlainLogits {
   void apply(int64_t q_idx, std::span<Real> row, std::span<Real> slopes,
              std::span<const double> sizes);
 
+  /// Keys that a query sees by its masks; a bias is not looked at.
+  int64_t num_seen(int64_t q_idx);
+
   /// What the score expression of the last row read as `score`; empty when there is none.
   std::span<const double> score_inputs() const { return score_inputs_; }
 
@@ -33,7 +37,9 @@ class PlainLogits {
   void apply_score(int64_t q_idx, std::span<Real> row, std::span<Real> slopes);
   template <class Real>
   void apply_added(int64_t q_idx, std::span<Real> row);
-  void find_seen(int64_t q_idx);
+  /// The keys that remain after causal, windows and chunk: first to last.
+  std::pair<int64_t, int64_t> seen_range(int64_t q_idx) const;
+  bool sees(int64_t q_idx, int64_t k_idx);
   double jitter(int64_t q_idx, size_t k_idx, double size, uint64_t salt) const;
 
   const AttentionProblem& problem_;

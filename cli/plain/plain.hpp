@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "core/op_spec.hpp"
@@ -21,9 +22,9 @@ enum class PlainMode : uint8_t {
 
 struct PlainConfig {
   PlainMode mode = PlainMode::kPlain;
-  /// Work on query rows 0, row_step, 2 row_step, ... of each sequence and its last one; the others
-  /// count as if their incoming gradients were 0.
-  int64_t row_step = 1;
+  /// Work on about this many query rows of each sequence, evenly spread with the first and the
+  /// last, as if incoming gradients of all others were 0. 0: on all.
+  int64_t num_rows = 0;
 };
 
 /// The rows of a sequence that a config works on.
@@ -34,9 +35,17 @@ bool is_plain_row(const PlainConfig& config, int64_t q_idx, int64_t seqlen_q);
 struct PlainOp {
   std::string_view op;
   void (*run)(const OpCall& call, const PlainConfig& config, const Context& context) = nullptr;
+  /// Sets the incoming gradients of all rows to 0 that the config does not work on, so that a
+  /// gradient of a few rows can be compared whole. Nothing to do for a forward op.
+  void (*mask_gradients)(const OpCall& call, const PlainConfig& config) = nullptr;
   /// Memory for its temporaries, which are quadratic.
   double (*temporary_bytes)(const OpCall& call, const Context& context) = nullptr;
 };
+
+/// Floating-point operations that an op's definition asks for: products of the (query, key) pairs
+/// that masks leave, and nothing for softmax. Expression masks are counted on a sample of rows.
+/// Nothing for an op that has no such count.
+std::optional<double> count_operations(const OpCall& call);
 
 /// Null where an op has none.
 const PlainOp* find_plain(std::string_view op);

@@ -39,14 +39,18 @@ class PlainRun {
 
   void run(const Context& context) {
     const auto num_sequences = static_cast<int64_t>(sequences_.size());
-    for (const TensorView& tensor : {args_.weights, args_.dropout_mask, args_.dk, args_.dv}) {
+    const bool is_whole = config_.num_rows == 0;  // else what is not worked on stays as it is
+    for (const TensorView& tensor : {args_.weights, args_.dropout_mask}) {
+      if (tensor && is_whole) fill_zero(tensor);
+    }
+    for (const TensorView& tensor : {args_.dk, args_.dv}) {
       if (tensor) fill_zero(tensor);
     }
     parallel_for(context, num_sequences * problem_.num_heads_kv, [&](int64_t task_idx, int) {
       const Sequence& sequence = sequences_[static_cast<size_t>(task_idx / problem_.num_heads_kv)];
       run_group(sequence, task_idx % problem_.num_heads_kv);
     });
-    if (args_.max_logit) {
+    if (args_.max_logit && is_whole) {
       for (int64_t h = 0; h < problem_.num_heads; ++h) {
         store_float(args_.max_logit.at({h}), args_.max_logit.dtype,
                     max_logits_[static_cast<size_t>(h)]);
@@ -170,6 +174,24 @@ void run_plain(const OpCall& call, const PlainConfig& config, const Context& con
   }
 }
 
+void mask_gradients(const OpCall& call, const PlainConfig& config) {
+  const auto& args = *static_cast<const AttentionArgs*>(call.args());
+  const AttentionProblem problem = make_attention_problem(args, /*is_backward=*/true);
+  for (const Sequence& sequence : attention_sequences(problem, args)) {
+    for (int64_t h = 0; h < problem.num_heads; ++h) {
+      const Rows dout = query_rows(args.dout, sequence, h);
+      const Rows dlse = lse_rows(args.dlse, sequence, h);
+      for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
+        if (is_plain_row(config, i, sequence.seqlen_q)) continue;
+        for (int64_t d = 0; d < problem.head_dim_v; ++d) {
+          store_float(dout.row(i) + d * dout.element_stride, args.dout.dtype, 0);
+        }
+        if (dlse.data != nullptr) store_float(dlse.row(i), args.dlse.dtype, 0);
+      }
+    }
+  }
+}
+
 template <bool is_backward>
 double plain_bytes(const OpCall& call, const Context& context) {
   const auto& args = *static_cast<const AttentionArgs*>(call.args());
@@ -184,13 +206,15 @@ double plain_bytes(const OpCall& call, const Context& context) {
 }  // namespace
 
 bool is_plain_row(const PlainConfig& config, int64_t q_idx, int64_t seqlen_q) {
-  return q_idx % config.row_step == 0 || q_idx == seqlen_q - 1;
+  if (config.num_rows <= 0 || seqlen_q <= config.num_rows) return true;
+  return q_idx % (seqlen_q / config.num_rows) == 0 || q_idx == seqlen_q - 1;
 }
 
 const PlainOp* find_plain(std::string_view op) {
   static constexpr PlainOp kOps[] = {
-      {"attention_fwd", run_plain<false>, plain_bytes<false>},
-      {"attention_bwd", run_plain<true>, plain_bytes<true>},
+      {"attention_fwd", run_plain<false>, [](const OpCall&, const PlainConfig&) {},
+       plain_bytes<false>},
+      {"attention_bwd", run_plain<true>, mask_gradients, plain_bytes<true>},
   };
   for (const PlainOp& plain : kOps) {
     if (plain.op == op) return &plain;

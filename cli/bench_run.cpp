@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_run.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+
+#include "default_problems.hpp"
+
+namespace flashtile::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr uint64_t kSeed = 1;
+
+/// Samples of one function; each is the mean of some runs, so that short ones can be timed.
+class Sampler {
+ public:
+  explicit Sampler(std::function<void()> run) : run_(std::move(run)) {
+    constexpr double kSampleMilliseconds = 10;
+    time_runs();  // warm-up: memory is touched, threads are there
+    const double once = time_runs();
+    num_runs_ = std::clamp(static_cast<int>(kSampleMilliseconds / std::max(once, 1e-4)), 1, 10000);
+  }
+
+  void sample() {
+    const double time = time_runs();
+    total_ += time * num_runs_;
+    samples_.push_back(time);
+  }
+
+  /// Milliseconds spent in samples so far.
+  double total() const { return total_; }
+  int num_samples() const { return static_cast<int>(samples_.size()); }
+
+  Times times() const {
+    std::vector<double> sorted = samples_;
+    std::sort(sorted.begin(), sorted.end());
+    return {sorted[sorted.size() / 2], sorted.front(), sorted.back(), num_samples()};
+  }
+
+ private:
+  double time_runs() {
+    const Clock::time_point start = Clock::now();
+    for (int i = 0; i < num_runs_; ++i) run_();
+    const std::chrono::duration<double, std::milli> time = Clock::now() - start;
+    return time.count() / num_runs_;
+  }
+
+  std::function<void()> run_;
+  std::vector<double> samples_;
+  double total_ = 0;
+  int num_runs_ = 1;
+};
+
+/// Memory that can be had without swapping; a lot where the system does not say.
+double available_bytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string key;
+  double kibibytes = 0;
+  std::string unit;
+  while (file >> key >> kibibytes) {
+    if (key == "MemAvailable:") return kibibytes * 1024;
+    std::getline(file, unit);
+  }
+  return 64e9;
+}
+
+/// The calls that a pass runs, in order, and their memory.
+struct PassCalls {
+  std::optional<OwnedCall> forward;  ///< shares out and lse with `main`
+  OwnedCall main;
+};
+
+PassCalls make_calls(const ProblemText& problem, BenchPass pass) {
+  ProblemText text = problem;
+  const OpSpec* backward = backward_of(*problem.spec);
+  if (pass == BenchPass::kForward && forward_of(*problem.spec) != nullptr) {
+    text.spec = forward_of(*problem.spec);
+  }
+  const bool needs_backward = pass == BenchPass::kBackward || pass == BenchPass::kBoth;
+  if (needs_backward && backward != nullptr) text.spec = backward;
+  text.implementation.clear();
+  // What only the other op has as an optional result is not asked for.
+  std::erase_if(text.tensors, [&](const TensorItem& item) {
+    return text.spec->find_tensor(item.name) == nullptr;
+  });
+  PassCalls calls{std::nullopt, random_call(with_forward_results(text), kSeed)};
+  if (pass == BenchPass::kBoth) calls.forward.emplace(forward_call(calls.main.call));
+  return calls;
+}
+
+/// Its name as the op of `call` has it: "attention_fwd_avx2" for the backward op is
+/// "attention_bwd_avx2".
+std::string name_for(const OpCall& call, const OpSpec& asked_of, const std::string& asked) {
+  return std::string(call.spec().name) + "_" + std::string(implementation_suffix(asked_of, asked));
+}
+
+Context forced(const OpCall& call, const OpSpec& asked_of, const std::string& asked,
+               const Context& context) {
+  Context result = context;
+  if (!asked.empty()) result.implementation = name_for(call, asked_of, asked);
+  return result;
+}
+
+/// Times the pass, and the plain implementation in turns where there is one with enough memory.
+void time_calls(const PassCalls& calls, const Context& forward_context, const Context& main_context,
+                const BenchSettings& settings, BenchResult& result) {
+  const OpCall& main = calls.main.call;
+  Sampler own([&] {
+    if (calls.forward) calls.forward->call.run(forward_context);
+    main.run(main_context);
+  });
+  const PlainOp* plain = settings.with_plain ? find_plain(main.spec().name) : nullptr;
+  const bool has_memory =
+      plain != nullptr && plain->temporary_bytes(main, main_context) < 0.6 * available_bytes();
+  std::optional<Sampler> other;
+  std::optional<OwnedCall> plain_main, plain_forward;
+  if (has_memory) {
+    plain_main.emplace(with_own_outputs(main));
+    if (calls.forward) plain_forward.emplace(forward_call(plain_main->call));
+    other.emplace([&] {
+      if (plain_forward) {
+        find_plain(plain_forward->call.spec().name)->run(plain_forward->call, {}, main_context);
+      }
+      plain->run(plain_main->call, {}, main_context);
+    });
+  }
+  constexpr int kMinSamples = 5, kMaxSamples = 200;
+  const double budget = settings.seconds * 1000;
+  while (own.num_samples() < kMaxSamples &&
+         (own.num_samples() < kMinSamples || own.total() < budget)) {
+    own.sample();
+    // The plain one may be much slower: its part ends earlier, with one sample at least.
+    if (other && (other->num_samples() == 0 || other->total() < budget)) other->sample();
+  }
+  result.times = own.times();
+  if (other) result.plain_milliseconds = other->times().median;
+}
+
+}  // namespace
+
+std::string_view pass_name(BenchPass pass) {
+  switch (pass) {
+    case BenchPass::kForward:
+      return "fwd";
+    case BenchPass::kBackward:
+      return "bwd";
+    case BenchPass::kBoth:
+      return "fwd+bwd";
+    default:
+      return "op";
+  }
+}
+
+BenchResult bench_problem(const ProblemText& problem, BenchPass pass,
+                          const std::string& implementation, const BenchSettings& settings,
+                          const Context& context) {
+  const PassCalls calls = make_calls(problem, pass);
+  const OpCall& main = calls.main.call;
+  BenchResult result;
+  result.problem = format_problem(problem);
+  result.pass = pass_name(pass);
+  result.dtype = leading_dtype(main);
+  const Context main_context = forced(main, *problem.spec, implementation, context);
+  result.implementation = main.explain(main_context).chosen;
+  if (result.implementation.empty()) {
+    result.implementation = main_context.implementation;
+    for (const Candidate& candidate : main.explain(main_context).candidates) {
+      if (candidate.implementation == result.implementation) result.fault = candidate.refusal;
+    }
+    return result;
+  }
+  const CallCheck check = check_call(main, result.implementation, context);
+  result.max_error = check.max_error();
+  result.fault = check.fault;
+  if (!result.fault.empty()) return result;
+
+  run_forward_of(main, implementation_suffix(main.spec(), result.implementation), context);
+  result.operations = count_operations(main);
+  result.bytes = static_cast<double>(call_bytes(main));
+  Context forward_context = context;
+  if (calls.forward) {
+    const OpCall& forward = calls.forward->call;
+    forward_context = forced(forward, main.spec(), result.implementation, context);
+    if (result.operations) *result.operations += count_operations(forward).value_or(0);
+    result.bytes += static_cast<double>(call_bytes(forward));
+  }
+  time_calls(calls, forward_context, main_context, settings, result);
+  return result;
+}
+
+}  // namespace flashtile::cli

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <memory>
+#include <optional>
+
+#include "attend_call.hpp"
+#include "commands.hpp"
+#include "core/executor.hpp"
+#include "expectations.hpp"
+#include "flashtile/error.hpp"
+#include "terminal.hpp"
+
+namespace flashtile::cli {
+namespace {
+
+constexpr std::string_view kPlain = "plain";
+
+struct AttendOptions {
+  AttendRequest request;
+  std::string op_name;
+  std::string all_file;
+  std::string implementation;
+  std::vector<std::string> dtypes;
+  int threads = 0;
+  int repeat = 1;
+  bool is_backward = false;
+  bool has_check = false;
+};
+
+/// "--softmax-scale,--softmax_scale" for a row's name.
+std::string flag_names(std::string_view row_name) {
+  std::string name(row_name);
+  if (name.ends_with(".*")) name.resize(name.size() - 2);
+  std::string dashed = name;
+  std::replace(dashed.begin(), dashed.end(), '_', '-');
+  return dashed == name ? "--" + name : "--" + dashed + ",--" + name;
+}
+
+/// "NAME=REST" of a family's flag, with the full name of the tensor or option.
+std::pair<std::string, std::string> family_entry(std::string_view row_name,
+                                                 const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    throw CLI::ValidationError("attend", flag_names(row_name) + " takes NAME=VALUE, not " + text);
+  }
+  return {family_name(row_name, text.substr(0, equals)), text.substr(equals + 1)};
+}
+
+/// A flag that puts its value into `target` under the row's name.
+void add_row(CLI::App& command, std::string_view row_name, const std::string& doc,
+             const char* group, std::map<std::string, std::string>& target) {
+  const std::string name(row_name);
+  CLI::Option* flag = command.add_option_function<std::vector<std::string>>(
+      flag_names(row_name),
+      [name, &target](const std::vector<std::string>& values) {
+        for (const std::string& value : values) {
+          if (name.ends_with(".*")) {
+            target.insert(family_entry(name, value));
+          } else {
+            target[name] = value;
+          }
+        }
+      },
+      doc);
+  flag->group(group);
+  // One value for each time that the flag is given; files may follow it.
+  flag->expected(1)->multi_option_policy(name.ends_with(".*") ? CLI::MultiOptionPolicy::TakeAll
+                                                              : CLI::MultiOptionPolicy::Throw);
+}
+
+bool has_flag(const CLI::App& command, std::string_view row_name) {
+  const std::string names = flag_names(row_name);
+  return command.get_option_no_throw(names.substr(0, names.find(','))) != nullptr;
+}
+
+/// Flags for the rows of a table that have none yet.
+void add_table(CLI::App& command, const OpSpec& spec, AttendRequest& request) {
+  for (const TensorSpec& row : spec.tensors) {
+    if (has_flag(command, row.name)) continue;
+    const std::string doc(row.doc);
+    if (row.direction == Direction::kOut) {
+      add_row(command, row.name, "Write to this file: " + doc, "Results", request.result_files);
+    } else {
+      add_row(command, row.name, "FILE or FILE:NAME: " + doc, "Inputs", request.tensor_files);
+    }
+  }
+  for (const OptionSpec& row : spec.options) {
+    if (has_flag(command, row.name)) continue;
+    const std::string doc(row.doc);
+    if (row.type == OptionType::kBool) {
+      const std::string name(row.name);
+      command
+          .add_flag_function(
+              flag_names(row.name),
+              [name, &request](int64_t count) {
+                request.options[name] = count > 0 ? "true" : "false";
+              },
+              doc)
+          ->group("Problem");
+    } else {
+      const std::string fallback =
+          row.default_text.empty() ? "" : "; default " + std::string(row.default_text);
+      add_row(command, row.name, doc + fallback, "Problem", request.options);
+    }
+  }
+}
+
+double peak_memory_bytes() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+
+/// What ran, and how long it took at its median.
+struct Timing {
+  std::string implementation;
+  double milliseconds = 0;
+};
+
+Timing run_timed(const OpCall& call, const AttendOptions& options, const Context& context) {
+  Timing timing;
+  const bool is_plain = options.implementation == kPlain;
+  const PlainOp* plain = is_plain ? find_plain(call.spec().name) : nullptr;
+  if (is_plain && plain == nullptr) {
+    throw Error(ErrorCode::kUnsupported,
+                std::string(call.spec().name) + ": there is no plain implementation");
+  }
+  timing.implementation = is_plain ? std::string(kPlain) : call.explain(context).chosen;
+  std::vector<double> times;
+  for (int i = 0; i < options.repeat; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    if (is_plain) {
+      plain->run(call, {}, context);
+    } else {
+      call.run(context);
+    }
+    const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+    times.push_back(time.count());
+  }
+  std::sort(times.begin(), times.end());
+  timing.milliseconds = times[times.size() / 2];
+  return timing;
+}
+
+/// Rows of the table of results: what the file itself says about them, and the reference.
+void add_verdicts(Table& table, const std::vector<Verdict>& verdicts, const std::string& method) {
+  for (const Verdict& verdict : verdicts) {
+    table.add({verdict.name, number_text(verdict.error), number_text(verdict.tolerance),
+               verdict.fault.empty() ? "ok" : "FAILED: " + verdict.fault, method});
+  }
+}
+
+/// Results that the input files hold themselves, such as a model's own output. They come from
+/// another program, so they may be as wrong as ours: the same tolerance once more.
+void compare_with_file(const OpCall& call, const AttendInputs& inputs,
+                       const std::vector<Verdict>& own, Table& table, bool* has_failed) {
+  std::vector<Expectation> expected;
+  for (const std::string& name : call.tensor_names()) {
+    const auto found = inputs.tensors.find(name);
+    if (found == inputs.tensors.end()) continue;
+    if (call.spec().find_tensor(name)->direction != Direction::kOut) continue;
+    Expectation e;
+    e.name = name;
+    e.shape = shape_of(found->second);
+    e.values = to_numbers(found->second);
+    for (const Verdict& verdict : own) {
+      if (verdict.name == name) e.floor = 2 * verdict.tolerance;
+    }
+    expected.push_back(std::move(e));
+  }
+  const std::vector<Verdict> verdicts = judge(call, expected, NanRule::kExpected);
+  add_verdicts(table, verdicts, "the input file's own");
+  *has_failed = *has_failed || !fault_text(verdicts).empty();
+}
+
+int check_calls(const std::vector<const OpCall*>& calls, const std::vector<Timing>& timings,
+                const AttendInputs& inputs, const Context& context) {
+  Table table({"result", "error", "allowed", "", "compared with"});
+  bool has_failed = false;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const CallCheck check = timings[i].implementation == kPlain
+                                ? check_plain(*calls[i], context)
+                                : check_call(*calls[i], timings[i].implementation, context);
+    add_verdicts(table, check.verdicts, "double precision, " + check.method);
+    if (!check.fault.empty()) {
+      has_failed = true;
+      if (check.verdicts.empty() || fault_text(check.verdicts).empty()) {
+        std::cout << "FAILED: " << check.fault << '\n';
+      }
+    }
+    compare_with_file(*calls[i], inputs, check.verdicts, table, &has_failed);
+  }
+  table.print(std::cout);
+  return has_failed ? 1 : 0;
+}
+
+void check_result_paths(const AttendOptions& options) {
+  for (const auto& [name, path] : options.request.result_files) {
+    if (path.ends_with(".npy") || path.ends_with(".safetensors")) continue;
+    throw CLI::ValidationError(
+        "attend", "result " + name + " goes to a .npy or .safetensors file, not to " + path);
+  }
+  if (!options.all_file.empty() && !options.all_file.ends_with(".safetensors")) {
+    throw CLI::ValidationError("attend",
+                               "--output is a .safetensors file, not " + options.all_file);
+  }
+}
+
+int attend(AttendOptions& options, const OpSpec& op) {
+  AttendRequest& request = options.request;
+  check_result_paths(options);
+  for (const std::string& text : options.dtypes) {
+    const size_t equals = text.find('=');
+    const DType dtype =
+        equals == std::string::npos ? DType::kNone : dtype_from_name(text.substr(equals + 1));
+    if (dtype == DType::kNone) {
+      throw CLI::ValidationError("attend", "--dtype takes RESULT=DTYPE, as in out=f32");
+    }
+    request.result_dtypes[text.substr(0, equals)] = dtype;
+  }
+  const bool has_files = !request.input_files.empty() || !request.tensor_files.empty();
+  if (has_files == !request.problem.empty()) {
+    throw CLI::ValidationError("attend", "give input files, or --problem for random inputs");
+  }
+  const AttendInputs inputs = has_files ? read_inputs(request, op, options.is_backward)
+                                        : random_inputs(request, op, options.is_backward);
+  Context context;
+  context.max_workers = options.threads;
+  if (options.implementation != kPlain) context.implementation = options.implementation;
+
+  OwnedCall forward = make_attend_call(op, inputs, request);
+  std::vector<const OpCall*> calls{&forward.call};
+  std::vector<Timing> timings{run_timed(forward.call, options, context)};
+  std::optional<OwnedCall> backward;
+  if (options.is_backward) {
+    backward.emplace(make_backward_call(forward, inputs, request));
+    calls.push_back(&backward->call);
+    if (context.implementation.starts_with(op.name)) {
+      context.implementation = implementation_suffix(op, context.implementation);
+    }
+    timings.push_back(run_timed(backward->call, options, context));
+  }
+  const double peak_bytes = peak_memory_bytes();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    std::cout << problem_text(*calls[i]) << '\n'
+              << "  " << timings[i].implementation << ", " << num_workers_of(context)
+              << " threads, " << time_text(timings[i].milliseconds) << '\n';
+  }
+  std::cout << "  peak memory " << bytes_text(peak_bytes) << '\n';
+  for (const std::string& name : inputs.unused) {
+    const TensorSpec* row = calls.back()->spec().find_tensor(name);
+    const bool is_compared = options.has_check && (row != nullptr || op.find_tensor(name));
+    if (!is_compared) std::cerr << "flashtile: note: tensor '" << name << "' is not used\n";
+  }
+  write_results(calls, request, options.all_file);
+  return options.has_check ? check_calls(calls, timings, inputs, context) : 0;
+}
+
+}  // namespace
+
+void add_attend_command(CLI::App& app, const OpSpec& op, int* exit_code) {
+  const auto options = std::make_shared<AttendOptions>();
+  CLI::App* command =
+      app.add_subcommand("attend", "Runs an op on tensors from .npy and .safetensors files");
+  command->add_option("file", options->request.input_files,
+                      ".safetensors files whose tensors have the names of the op's table");
+  command->add_option("--op", options->op_name, "The op; its table is what the other flags are")
+      ->default_str(std::string(op.name));
+  command->add_option("-o,--output", options->all_file, "Write all results to this .safetensors");
+  command->add_option("--impl", options->implementation,
+                      "Force an implementation: a full name, its part behind the op, or plain");
+  command->add_option("--dtype", options->dtypes, "RESULT=DTYPE, as in out=f32")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--threads", options->threads, "Threads to use; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--repeat", options->repeat, "Run so many times, report the median")
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--backward", options->is_backward, "Then run the backward op; needs dout");
+  command->add_flag("--check", options->has_check,
+                    "Compare with double precision, and with results that the files hold");
+  command->add_option("--problem", options->request.problem,
+                      "Random inputs of this problem text instead of files");
+  command->add_option("--seed", options->request.seed, "Seed of random inputs");
+  add_table(*command, op, options->request);
+  if (backward_of(op) != nullptr) add_table(*command, *backward_of(op), options->request);
+  command->callback([options, &op, exit_code] { *exit_code = attend(*options, op); });
+}
+
+}  // namespace flashtile::cli
