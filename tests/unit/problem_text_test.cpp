@@ -334,5 +334,51 @@ TEST_F(ProblemTextTest, AttentionTextsOfTheDocs) {
   }
 }
 
+// Damaged texts give an Error or a call, and nothing else.
+TEST_F(ProblemTextTest, DamagedTextsNeverCrash) {
+  const std::string_view texts[] = {
+      "scale_rows:b2:r5:factor[b,r+1]:repeat=3:form='a:b''c':table.t.i32[2]={1,-2}:dx=none:f64@x",
+      "attention_fwd:b2:hq8:hkv2:sq129:sk257:d128:causal:softcap=30:bias[1,hq,1,sk]:bf16@avx512",
+      "attention_bwd:hq4:d64:cu_seqlens_q={0,3,10}:cu_seqlens_k={0,5,5}:dk=none:sink:out.f32",
+      "attention_fwd:sq2:d16:page_size=8:block_table[2,2]={0,1,3,2}:leftpad_k:param.p=0.5",
+      "attention_fwd:sq64:sk99:block_rows=8:block_cols=16:block_counts:block_indices:mask='1'",
+  };
+  constexpr std::string_view kCharacters = ":=@'[]{},.+-019abdkmnqsx ";
+  std::mt19937 random(5);
+  int num_calls = 0;
+  int num_errors = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string text(texts[random() % std::size(texts)]);
+    for (uint32_t change = random() % 4; change < 4; ++change) {
+      const size_t place = random() % text.size();
+      const char c = kCharacters[random() % kCharacters.size()];
+      switch (random() % 4) {
+        case 0:
+          text[place] = c;
+          break;
+        case 1:
+          text.insert(place, 1, c);
+          break;
+        case 2:
+          text.erase(place, 1 + random() % 3);
+          break;
+        default:
+          text.insert(place, text.substr(random() % text.size(), 9));
+      }
+      if (text.empty()) text = ":";
+    }
+    try {
+      const OpCall call = make_call(parse_problem(text));
+      EXPECT_NE(problem_text(call), "");
+      ++num_calls;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()), "");
+      ++num_errors;
+    }
+  }
+  EXPECT_GT(num_calls, 200);
+  EXPECT_GT(num_errors, 500);
+}
+
 }  // namespace
 }  // namespace flashtile
