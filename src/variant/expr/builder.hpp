@@ -55,6 +55,11 @@ class ExprBuilder {
   const AuxSignature& aux(int32_t name_idx) const {
     return pool_.aux[static_cast<size_t>(name_idx)];
   }
+  const std::string& param_name(int32_t name_idx) const {
+    return pool_.params[static_cast<size_t>(name_idx)];
+  }
+  /// Nodes so far: ids are 0 .. size() - 1, arguments before their users.
+  Id size() const { return static_cast<Id>(pool_.nodes.size()); }
   bool is_int_const(Id id, int64_t value) const;
   /// True for a float constant that equals `value`; -0.0 equals 0.0.
   bool is_float_const(Id id, double value) const;

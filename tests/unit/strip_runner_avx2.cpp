@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "unit/strip_runner_impl.hpp"
+
+namespace flashtile::variant::testing {
+
+const StripInterpreter kStripAvx2 = {
+    "avx2",
+    [] { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0; },
+    cpu::avx2::strip_bytes, cpu::avx2::run_row};
+
+}  // namespace flashtile::variant::testing
