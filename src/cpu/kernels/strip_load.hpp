@@ -28,11 +28,14 @@ template <int N, typename T, typename R, typename F>
 inline void strip_gather(const void* data, const int64_t* __restrict offset,
                          const uint8_t* __restrict active, R* __restrict out, F f) {
   const T* __restrict from = static_cast<const T*>(data);
-  for (int i = 0; i < N; ++i) out[i] = active[i] != 0 ? f(from[offset[i]]) : R{0};
+  for (int i = 0; i < N; ++i) {
+    const R value = f(from[offset[i]]);
+    out[i] = active[i] != 0 ? value : R{0};
+  }
 }
 
 /// Offsets of the elements that active lanes read; a lane whose index is out of range gets the
-/// nearest one. False if the tensor has no element.
+/// nearest one, and an inactive lane what some active one reads. False if nothing is read.
 template <int N>
 inline bool strip_offsets(StripMachine& m, const variant::StripInstruction& step,
                           uint8_t* __restrict active, int64_t* __restrict offset) {
@@ -59,7 +62,13 @@ inline bool strip_offsets(StripMachine& m, const variant::StripInstruction& step
     }
   }
   if (outside != 0 && m.error == 0) m.error = step.aux + 1;
-  return !is_empty;
+  if (is_empty) return false;
+  int first = 0;
+  while (first < N && active[first] == 0) ++first;
+  if (first == N) return false;
+  const int64_t harmless = offset[first];
+  for (int i = 0; i < N; ++i) offset[i] = active[i] != 0 ? offset[i] : harmless;
+  return true;
 }
 
 template <int N>
@@ -92,10 +101,13 @@ inline void strip_load(StripMachine& m, const variant::StripInstruction& step) {
   alignas(64) uint8_t active[static_cast<unsigned>(N)];
   alignas(64) int64_t offset[static_cast<unsigned>(N)];
   const variant::StripAux& aux = m.inputs->aux[step.aux];
+  const bool is_float = step.type == variant::Type::kFloat;
   if (!strip_offsets<N>(m, step, active, offset)) {
-    for (int i = 0; i < N; ++i) active[i] = 0;
+    for (int i = 0; i < N && is_float; ++i) m.floats<N>(step.out)[i] = 0.0f;
+    for (int i = 0; i < N && !is_float; ++i) m.ints<N>(step.out)[i] = 0;
+    return;
   }
-  if (step.type == variant::Type::kFloat) {
+  if (is_float) {
     strip_load_floats<N>(aux, offset, active, m.floats<N>(step.out));
   } else if (aux.dtype == variant::StripDType::kI32) {
     strip_gather<N, int32_t>(aux.data, offset, active, m.ints<N>(step.out),

@@ -101,7 +101,7 @@ inline float strip_sigmoid(float x) {
 }
 
 /// sin(x + quarters * pi / 2), for |x| <= 1e5.
-inline float strip_wave(float x, int64_t quarters) {
+inline float strip_wave(float x, int32_t quarters) {
   // The distance from the nearest multiple of pi / 2, in double: it may be tiny.
   constexpr double kMagic = 0x1.8p52;
   const auto wide = static_cast<double>(x);

@@ -116,10 +116,11 @@ inline StripQuotient strip_divide_small(int64_t a, int64_t b) {
   constexpr int64_t kMagicBits = __builtin_bit_cast(int64_t, kMagic);
   const auto x = __builtin_bit_cast(double, a + kMagicBits) - kMagic;
   const auto y = __builtin_bit_cast(double, b + kMagicBits) - kMagic;
-  const double q = b == 0 ? 0.0 : __builtin_trunc(x / (b == 0 ? 1.0 : y));
-  const double r = b == 0 ? 0.0 : x - q * y;
-  return {__builtin_bit_cast(int64_t, q + kMagic) - kMagicBits,
-          __builtin_bit_cast(int64_t, r + kMagic) - kMagicBits};
+  const double q = __builtin_trunc(x / (b == 0 ? 1.0 : y));
+  const double r = x - q * y;
+  const int64_t mask = -static_cast<int64_t>(b != 0);  // not a choice, which might become a branch
+  return {(__builtin_bit_cast(int64_t, q + kMagic) - kMagicBits) & mask,
+          (__builtin_bit_cast(int64_t, r + kMagic) - kMagicBits) & mask};
 }
 
 inline int64_t strip_division_result(variant::Op op, StripQuotient result, int64_t b) {
