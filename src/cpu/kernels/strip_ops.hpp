@@ -67,9 +67,9 @@ inline void strip_float_binary(variant::Op op, const float* a, const float* b, f
     case Op::kDiv:
       return strip_map<N>(a, b, out, [](float x, float y) { return x / y; });
     case Op::kMin:
-      return strip_map<N>(a, b, out, [](float x, float y) { return (x < y) | (x != x) ? x : y; });
+      return strip_map<N>(a, b, out, [](float x, float y) { return ((x < y) | (x != x)) ? x : y; });
     case Op::kMax:
-      return strip_map<N>(a, b, out, [](float x, float y) { return (x > y) | (x != x) ? x : y; });
+      return strip_map<N>(a, b, out, [](float x, float y) { return ((x > y) | (x != x)) ? x : y; });
     case Op::kMod:
       return strip_map<N>(a, b, out, [](float x, float y) { return __builtin_fmodf(x, y); });
     case Op::kPow:

@@ -103,7 +103,7 @@ class Allocator {
       if (value.predicate >= 0) ended.push_back(value.predicate);
       if (last_use_[static_cast<size_t>(number)] < 0) ended.push_back(number);
       std::ranges::sort(ended);
-      ended.erase(std::ranges::unique(ended).begin(), ended.end());
+      ended.erase(std::unique(ended.begin(), ended.end()), ended.end());
       for (const int32_t arg : ended) {
         const bool ends = arg == number || last_use_[static_cast<size_t>(arg)] == number;
         if (ends && at(arg).rank == Rank::kElement) {

@@ -5,18 +5,10 @@
 #include <span>
 #include <vector>
 
+#include "variant/expr/lower.hpp"
 #include "variant/expr/program.hpp"
 
 namespace flashtile::variant {
-
-/// An instruction before it has registers: arguments are numbers of earlier values.
-struct StripValue {
-  StripInstruction instruction;
-  Type type = Type::kBool;  ///< of the result
-  Rank rank = Rank::kTile;
-  std::vector<int32_t> args;
-  int32_t predicate = -1;  ///< a value; -1 for none
-};
 
 /// Orders values by rank, copies scalars into strips where strips need them, and gives registers:
 /// one for good to everything but what only element instructions use, which share. `roots` are the

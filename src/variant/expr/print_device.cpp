@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "variant/expr/lower.hpp"
+#include "variant/expr/print.hpp"
+#include "variant/expr/scalar_ops.hpp"
+
+namespace flashtile::variant {
+namespace {
+
+std::string value_name(int32_t value) { return "v" + std::to_string(value); }
+
+std::string int_text(int64_t value) {
+  if (value == std::numeric_limits<int64_t>::min()) return "Int(-9223372036854775807ll - 1ll)";
+  return "Int(" + std::to_string(value) + "ll)";
+}
+
+// The nearest float32, in the fewest digits that give it back.
+std::string float_text(float value) {
+  if (std::isnan(value)) return "not_a_number()";
+  if (std::isinf(value)) return value > 0 ? "infinity()" : "-infinity()";
+  std::array<char, 40> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+  std::string text(digits.data(), end);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return "Float(" + text + "f)";
+}
+
+// An operator, or a function of that name if it begins with a letter.
+const char* operation(Op op, Type type) {
+  const bool is_float = type == Type::kFloat;
+  switch (op) {
+    case Op::kNeg:
+    case Op::kSub:
+      return "-";
+    case Op::kAdd:
+      return "+";
+    case Op::kMul:
+      return "*";
+    case Op::kDiv:
+      return is_float ? "/" : "int_div";
+    case Op::kMod:
+      return is_float ? "fmod" : "int_mod";
+    case Op::kAbs:
+      return "abs";
+    case Op::kMin:
+      return "min";
+    case Op::kMax:
+      return "max";
+    case Op::kFloorDiv:
+      return "floor_div";
+    case Op::kFloorMod:
+      return "floor_mod";
+    case Op::kBitAnd:
+      return "&";
+    case Op::kBitOr:
+      return "|";
+    case Op::kBitXor:
+      return "^";
+    case Op::kShl:
+      return "shift_left";
+    case Op::kShr:
+      return "shift_right";
+    case Op::kExp:
+      return "exp";
+    case Op::kLog:
+      return "log";
+    case Op::kLog2:
+      return "log2";
+    case Op::kTanh:
+      return "tanh";
+    case Op::kSigmoid:
+      return "sigmoid";
+    case Op::kSqrt:
+      return "sqrt";
+    case Op::kSin:
+      return "sin";
+    case Op::kCos:
+      return "cos";
+    case Op::kFloor:
+      return "floor";
+    case Op::kPow:
+      return "pow";
+    case Op::kEq:
+      return "==";
+    case Op::kNe:
+      return "!=";
+    case Op::kLt:
+      return "<";
+    case Op::kLe:
+      return "<=";
+    case Op::kGt:
+      return ">";
+    case Op::kGe:
+      return ">=";
+    case Op::kNot:
+      return "logical_not";
+    case Op::kAnd:
+      return "logical_and";
+    case Op::kOr:
+      return "logical_or";
+    case Op::kSelect:
+      return "select";
+    case Op::kToInt:
+      return "to_int";
+    case Op::kToFloat:
+      return "to_float";
+    case Op::kToBool:
+      return "to_bool";
+    default:
+      return "";
+  }
+}
+
+std::string call(const std::string& name, std::span<const int32_t> args, std::string first = "") {
+  std::string text = name + "(" + first;
+  for (size_t n = 0; n < args.size(); ++n) {
+    if (n > 0 || !first.empty()) text += ", ";
+    text += value_name(args[n]);
+  }
+  return text + ")";
+}
+
+std::string value_text(const Lowered& lowered, const StripValue& value) {
+  const StripInstruction& step = value.instruction;
+  switch (step.op) {
+    case Op::kBoolConst:
+      return step.int_value != 0 ? "Bool(true)" : "Bool(false)";
+    case Op::kIntConst:
+      return int_text(step.int_value);
+    case Op::kFloatConst:
+      return float_text(step.float_value);
+    case Op::kVariable:
+      return std::string(variable_name(step.variable));
+    case Op::kParam:
+      return "param_" + lowered.params[static_cast<size_t>(step.aux)];
+    case Op::kLoad:
+      return call("aux_" + lowered.aux[static_cast<size_t>(step.aux)].name, value.args,
+                  value.predicate < 0 ? "Bool(true)" : value_name(value.predicate));
+    default:
+      break;
+  }
+  const std::string name = operation(step.op, step.type);
+  const bool is_function = name[0] >= 'a' && name[0] <= 'z';
+  if (is_function) return call(name, value.args);
+  if (value.args.size() == 1) return name + value_name(value.args[0]);
+  return value_name(value.args[0]) + " " + name + " " + value_name(value.args[1]);
+}
+
+}  // namespace
+
+std::string print_device(std::span<const Expr> roots) {
+  const Lowered lowered = lower(roots);
+  std::string text;
+  for (size_t n = 0; n < lowered.values.size(); ++n) {
+    text += "const auto " + value_name(static_cast<int32_t>(n)) + " = " +
+            value_text(lowered, lowered.values[n]) + ";\n";
+  }
+  for (size_t r = 0; r < lowered.roots.size(); ++r) {
+    text += "out" + std::to_string(r) + " = " + value_name(lowered.roots[r]) + ";\n";
+  }
+  return text;
+}
+
+}  // namespace flashtile::variant
