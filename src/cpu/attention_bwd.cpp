@@ -33,7 +33,8 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
   const int64_t num_blocks = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, kBlockN));
   plan.num_splits = std::min({kMaxSplits, ceil_div(kEnoughTasks, num_pairs), num_blocks});
   plan.num_tasks = num_pairs * plan.num_splits;
-  const BwdShape shape(operands_of(*isa.kernels, problem.dtype), problem, plan);
+  const BwdShape shape(operands_of(*isa.kernels, problem.dtype), problem, plan,
+                       /*program_bytes=*/0);
   plan.workspace_bytes = kExtraBytes;
   plan.worker_bytes =
       shape.pair_bytes(problem.max_seqlen_q, problem.max_seqlen_k) + shape.scratch_bytes;

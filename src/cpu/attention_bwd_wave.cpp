@@ -14,7 +14,7 @@
 namespace flashtile::cpu {
 
 BwdShape::BwdShape(const OperandKernels& kernels, const AttentionProblem& problem,
-                   const AttentionPlan& plan)
+                   const AttentionPlan& plan, int64_t program_bytes)
     : queries(kernels.bwd_query_layout(plan.block_m, problem.head_dim, problem.head_dim_v)),
       keys(kernels.bwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
       block_m(plan.block_m),
@@ -24,7 +24,8 @@ BwdShape::BwdShape(const OperandKernels& kernels, const AttentionProblem& proble
       dq_ld(queries.ld[0]),
       dk_ld(queries.ld[0]),
       dv_ld(queries.ld[2]),
-      scratch_bytes(kernels.bwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim)) {}
+      scratch_bytes(kernels.bwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim) +
+                    program_bytes) {}
 
 int64_t BwdShape::pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const {
   const int64_t num_m = ceil_div(seqlen_q, block_m);
@@ -43,11 +44,15 @@ BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const Atten
       args_(call.args()),
       plan_(plan),
       context_(context),
-      shape_(kernels_, problem_, plan),
+      shape_(kernels_, problem_, plan, call.program_bytes(*isa.kernels)),
       num_workers_(num_workers_of(context)),
-      workspace_("attention_bwd", context, plan.workspace_bytes + num_workers_ * plan.worker_bytes),
+      capacity_(plan.workspace_bytes +
+                num_workers_ * (plan.worker_bytes + call.program_bytes(*isa.kernels))),
+      workspace_("attention_bwd", context, capacity_),
       stats_(make_row_stats(call, *isa.kernels, context)),
-      dalibi_(static_cast<size_t>(problem_.batch_size * problem_.num_heads), 0.0) {}
+      dalibi_(static_cast<size_t>(problem_.batch_size * problem_.num_heads), 0.0),
+      daux_(call.programs(), args_, problem_.batch_size * problem_.num_heads_kv * plan.num_splits) {
+}
 
 void BwdLaunch::run() {
   // Keys that no sequence covers and rows of padding have gradient 0.
@@ -65,21 +70,22 @@ void BwdLaunch::run() {
     sum_shared_bias_gradient(call_, kernels_, plan_, shape_, stats_, context_);
   }
   store_shared_gradients();
+  daux_.store();
 }
 
 size_t BwdLaunch::make_wave(size_t begin) {
-  const int64_t capacity = plan_.workspace_bytes + num_workers_ * plan_.worker_bytes;
   WorkspaceCursor cursor(workspace_.data());
   scratch_ = cursor.take<char>(num_workers_ * shape_.scratch_bytes);
   wave_.clear();
   for (; begin < call_.pairs().size(); ++begin) {
     const Pair& pair = call_.pairs()[begin];
     const Sequence& s = *pair.sequence;
-    if (!wave_.empty() && cursor.used() + shape_.pair_bytes(s.seqlen_q, s.seqlen_k) > capacity) {
+    if (!wave_.empty() && cursor.used() + shape_.pair_bytes(s.seqlen_q, s.seqlen_k) > capacity_) {
       break;
     }
     BwdMember member;
     member.pair = pair;
+    member.pair_idx = static_cast<int64_t>(begin);
     member.num_m = ceil_div(s.seqlen_q, shape_.block_m);
     member.num_n = ceil_div(s.seqlen_k, shape_.block_n);
     for (int64_t g = 0; g < shape_.group_size; ++g) {
@@ -141,23 +147,37 @@ void BwdLaunch::pack_wave() {
 }
 
 void BwdLaunch::run_wave() {
-  for_each_part(
-      context_, wave_, [&](const BwdMember&) { return shape_.num_splits; },
-      [&](BwdMember& member, int64_t split, int worker) {
-        run_split(member, split, scratch_ + worker * shape_.scratch_bytes);
-      });
+  if (!daux_.is_wanted()) {
+    for_each_part(
+        context_, wave_, [&](const BwdMember&) { return shape_.num_splits; },
+        [&](BwdMember& member, int64_t split, int worker) {
+          run_split(member, split, 0, scratch_ + worker * shape_.scratch_bytes);
+        });
+    return;
+  }
+  // Tasks that share sums of aux tensors run one after the other, in the order of the pairs.
+  parallel_for(context_, daux_.num_slots(), [&](int64_t slot, int worker) {
+    for (BwdMember& member : wave_) {
+      for (int64_t split = 0; split < shape_.num_splits; ++split) {
+        const int64_t task = member.pair_idx * shape_.num_splits + split;
+        if (task % daux_.num_slots() != slot) continue;
+        run_split(member, split, slot, scratch_ + worker * shape_.scratch_bytes);
+      }
+    }
+  });
 }
 
-void BwdLaunch::run_split(BwdMember& member, int64_t split, char* scratch) {
+void BwdLaunch::run_split(BwdMember& member, int64_t split, int64_t aux_slot, char* scratch) {
   std::fill_n(member.dq_of(shape_, split, 0),
               shape_.group_size * member.pair.sequence->seqlen_q * shape_.dq_ld, 0.0f);
   // Blocks are dealt out in turn: under a causal mask early ones have more queries.
   for (int64_t n = split; n < member.num_n; n += shape_.num_splits) {
-    run_block(member, split, n, scratch);
+    run_block(member, split, n, aux_slot, scratch);
   }
 }
 
-void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, char* scratch) {
+void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot,
+                          char* scratch) {
   const Sequence& sequence = *member.pair.sequence;
   const int64_t k_begin = n * shape_.block_n;
   const int64_t k_end = std::min(k_begin + shape_.block_n, sequence.seqlen_k);
@@ -167,13 +187,14 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, char* scr
     HeadMask mask = member.masks[static_cast<size_t>(g)];
     mask.query_runs(k_begin, k_end, shape_.block_m, &runs);
     if (runs.empty()) continue;
-    const ScoreRules rules = call_.rules(sequence, head, mask);
+    const HeadRules rules(call_, sequence, head, mask);
     DirectBiasGradient dbias(args_, sequence, head, k_begin, k_end);
     float dalibi = 0;
     ScoreGradients gradients{};
     dbias.fill(&gradients);
     if (args_.dalibi_slopes) gradients.alibi = &dalibi;
-    const bool has_gradients = dbias.is_wanted() || bool(args_.dalibi_slopes);
+    daux_.fill(aux_slot, &gradients);
+    const bool has_gradients = dbias.is_wanted() || bool(args_.dalibi_slopes) || daux_.is_wanted();
 
     BwdBlock block{};
     block.q_blocks = member.q_block(shape_, g, 0);
@@ -190,7 +211,7 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, char* scr
     block.head_dim_v = problem_.head_dim_v;
     block.runs = runs.data();
     block.num_runs = static_cast<int64_t>(runs.size());
-    block.rules = &rules;
+    block.rules = rules.get();
     block.lse = &stats_.lse[stats_.index(sequence, head)];
     block.delta = &stats_.delta[stats_.index(sequence, head)];
     block.dq = member.dq_of(shape_, split, g);

@@ -4,13 +4,14 @@
 #include <vector>
 
 #include "cpu/attention_call.hpp"
+#include "cpu/attention_daux.hpp"
 
 namespace flashtile::cpu {
 
 /// Sizes of what the backward packs and sums for one pair.
 struct BwdShape {
   BwdShape(const OperandKernels& kernels, const AttentionProblem& problem,
-           const AttentionPlan& plan);
+           const AttentionPlan& plan, int64_t program_bytes);
 
   /// Workspace of a pair with these lengths.
   int64_t pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const;
@@ -43,6 +44,7 @@ RowStats make_row_stats(const AttentionCall& call, const AttentionKernels& kerne
 /// A pair of the wave.
 struct BwdMember {
   Pair pair;
+  int64_t pair_idx = 0;
   std::vector<HeadMask> masks;  ///< by head of the group
   char* q_blocks = nullptr;     ///< (group, query blocks)
   char* k_blocks = nullptr;     ///< (key blocks)
@@ -80,8 +82,8 @@ class BwdLaunch {
   size_t make_wave(size_t begin);
   void pack_wave();
   void run_wave();
-  void run_split(BwdMember& member, int64_t split, char* scratch);
-  void run_block(BwdMember& member, int64_t split, int64_t n, char* scratch);
+  void run_split(BwdMember& member, int64_t split, int64_t aux_slot, char* scratch);
+  void run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot, char* scratch);
   void store_wave();
   void store_queries(const BwdMember& member, int64_t g, int64_t m) const;
   void store_keys(const BwdMember& member, int64_t n) const;
@@ -96,11 +98,13 @@ class BwdLaunch {
   const Context& context_;
   BwdShape shape_;
   int64_t num_workers_;
+  int64_t capacity_;
   Workspace workspace_;
   char* scratch_ = nullptr;
   RowStats stats_;
   std::vector<BwdMember> wave_;
   std::vector<double> dalibi_;  ///< by sequence and head
+  AuxGradients daux_;
 };
 
 }  // namespace flashtile::cpu

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/attention_call.hpp"
 
-#include <limits>
+#include <algorithm>
+
+#include "core/fail.hpp"
 
 namespace flashtile::cpu {
 
@@ -14,54 +16,85 @@ AttentionCall::AttentionCall(const AttentionProblem& problem, const AttentionArg
     : problem_(problem),
       args_(args),
       sequences_(attention_sequences(problem, args)),
-      mask_(problem, args) {
+      mask_(problem, args),
+      programs_(problem, args, mask_.rest()) {
   for (const Sequence& sequence : sequences_) {
     for (int64_t h = 0; h < problem.num_heads_kv; ++h) pairs_.push_back({&sequence, h});
   }
 }
 
-ScoreRules AttentionCall::rules(const Sequence& sequence, int64_t head,
-                                const HeadMask& mask) const {
-  ScoreRules rules{};
-  rules.softmax_scale = static_cast<float>(problem_.softmax_scale);
-  rules.softcap = static_cast<float>(problem_.softcap.value_or(0));
-  rules.variables = {sequence.batch_idx,
-                     head,
-                     head / problem_.group_size(),
-                     sequence.seqlen_q,
-                     sequence.seqlen_k,
-                     sequence.query_offset,
-                     sequence.leftpad};
-  if (args_.bias) {
-    const Rows bias = bias_rows(args_.bias, sequence, head);
-    rules.bias = bias.data;
-    rules.bias_row_stride = bias.row_stride;
-    rules.bias_key_stride = bias.element_stride;
-    rules.bias_dtype = args_.bias.dtype;
+int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {
+  int64_t bytes = 0;
+  for (const auto* program : {&programs_.mask, &programs_.score, &programs_.guarded_score,
+                              &programs_.gradient, &programs_.guarded_gradient}) {
+    if (*program) bytes += kernels.strip_bytes((*program)->view()) + 64;
   }
-  if (problem_.has_alibi) {
-    rules.has_alibi = true;
-    rules.alibi_slope = alibi_slope(args_.alibi_slopes, sequence.batch_idx, head);
-  }
-  rules.position = mask.position();
-  if (mask.block_list().is_given()) {
-    rules.block_list = mask.block_list().listed();
-    rules.block_rows = mask.block_list().block_rows();
-    rules.block_cols = mask.block_list().block_cols();
-    rules.num_block_cols = mask.block_list().num_cols();
-  }
-  const Dropout& dropout = problem_.dropout;
-  rules.has_dropout = dropout.is_on;
-  rules.dropout_threshold = dropout.threshold;
-  rules.dropout_gain = static_cast<float>(dropout.gain);
-  rules.dropout_seed = dropout.seed;
-  rules.dropout_offset = dropout.offset;
-  rules.batch_head = static_cast<uint32_t>(sequence.batch_idx * problem_.num_heads + head);
-  rules.is_plain =
-      !problem_.softcap && problem_.user_score.empty() && rules.bias == nullptr && !rules.has_alibi;
-  return rules;
+  return bytes;
 }
 
-void AttentionCall::check_index_errors() const {}
+void AttentionCall::check_index_errors() const {
+  if (out_of_range_.empty()) return;
+  fail(problem_.is_backward ? "attention_bwd" : "attention_fwd", "an expression reads aux tensor '",
+       out_of_range_, "' outside its shape");
+}
+
+HeadRules::HeadRules(const AttentionCall& call, const Sequence& sequence, int64_t head,
+                     const HeadMask& mask)
+    : call_(call) {
+  const AttentionProblem& problem = call.problem();
+  const AttentionArgs& args = call.args();
+  rules_.softmax_scale = static_cast<float>(problem.softmax_scale);
+  rules_.softcap = static_cast<float>(problem.softcap.value_or(0));
+  rules_.query_offset = sequence.query_offset;
+  const ScorePrograms& programs = call.programs();
+  const auto bind = [&](const std::optional<CallProgram>& program, int32_t* error) {
+    return program ? program->bind(problem, sequence, head, error) : BoundProgram{};
+  };
+  rules_.score = bind(problem.is_backward ? programs.gradient : programs.score, &score_error_);
+  rules_.guarded_score =
+      bind(problem.is_backward ? programs.guarded_gradient : programs.guarded_score,
+           &guarded_score_error_);
+  rules_.mask = bind(programs.mask, &mask_error_);
+  if (args.bias) {
+    const Rows bias = bias_rows(args.bias, sequence, head);
+    rules_.bias = bias.data;
+    rules_.bias_row_stride = bias.row_stride;
+    rules_.bias_key_stride = bias.element_stride;
+    rules_.bias_dtype = args.bias.dtype;
+  }
+  if (problem.has_alibi) {
+    rules_.has_alibi = true;
+    rules_.alibi_slope = alibi_slope(args.alibi_slopes, sequence.batch_idx, head);
+  }
+  rules_.position = mask.position();
+  if (mask.block_list().is_given()) {
+    rules_.block_list = mask.block_list().listed();
+    rules_.block_rows = mask.block_list().block_rows();
+    rules_.block_cols = mask.block_list().block_cols();
+    rules_.num_block_cols = mask.block_list().num_cols();
+  }
+  const Dropout& dropout = problem.dropout;
+  rules_.has_dropout = dropout.is_on;
+  rules_.dropout_threshold = dropout.threshold;
+  rules_.dropout_gain = static_cast<float>(dropout.gain);
+  rules_.dropout_seed = dropout.seed;
+  rules_.dropout_offset = dropout.offset;
+  rules_.batch_head = static_cast<uint32_t>(sequence.batch_idx * problem.num_heads + head);
+  rules_.is_plain =
+      !problem.softcap && problem.user_score.empty() && rules_.bias == nullptr && !rules_.has_alibi;
+}
+
+HeadRules::~HeadRules() {
+  const ScorePrograms& programs = call_.programs();
+  const bool is_backward = call_.problem().is_backward;
+  const auto report = [&](const std::optional<CallProgram>& program, int32_t error) {
+    if (error == 0) return;
+    const std::lock_guard<std::mutex> lock(call_.mutex_);
+    call_.out_of_range_ = program->aux_name(error - 1);
+  };
+  report(is_backward ? programs.gradient : programs.score, score_error_);
+  report(is_backward ? programs.guarded_gradient : programs.guarded_score, guarded_score_error_);
+  report(programs.mask, mask_error_);
+}
 
 }  // namespace flashtile::cpu

@@ -4,11 +4,14 @@
 // score rules of each head, and the (sequence, kv head) pairs in waves that fit the workspace.
 #pragma once
 
+#include <mutex>
+#include <string>
 #include <vector>
 
 #include "core/workspace.hpp"
 #include "cpu/cpu_info.hpp"
 #include "cpu/kernels/attention_kernels.hpp"
+#include "cpu/score_programs.hpp"
 #include "ops/attention/implementations.hpp"
 #include "ops/attention/mask.hpp"
 #include "ops/attention/sequences.hpp"
@@ -47,8 +50,9 @@ class AttentionCall {
     return pair.head_kv * problem_.group_size() + member;
   }
 
-  /// The score rules of a head; `mask` must outlive them.
-  ScoreRules rules(const Sequence& sequence, int64_t head, const HeadMask& mask) const;
+  const ScorePrograms& programs() const { return programs_; }
+  /// Scratch that the strip programs of a block need.
+  int64_t program_bytes(const AttentionKernels& kernels) const;
 
   /// Throws Error when an expression has read an aux tensor out of its range since the call began.
   void check_index_errors() const;
@@ -58,7 +62,31 @@ class AttentionCall {
   const AttentionArgs& args_;
   std::vector<Sequence> sequences_;
   AttentionMask mask_;
+  ScorePrograms programs_;
   std::vector<Pair> pairs_;
+
+  friend class HeadRules;
+  mutable std::mutex mutex_;
+  mutable std::string out_of_range_;  ///< name of an aux tensor that was read beyond its end
+};
+
+/// The score rules of one head as the kernels take them. `mask` must outlive them.
+class HeadRules {
+ public:
+  HeadRules(const AttentionCall& call, const Sequence& sequence, int64_t head,
+            const HeadMask& mask);
+  ~HeadRules();
+  HeadRules(const HeadRules&) = delete;
+  HeadRules& operator=(const HeadRules&) = delete;
+
+  const ScoreRules* get() const { return &rules_; }
+
+ private:
+  const AttentionCall& call_;
+  ScoreRules rules_{};
+  int32_t score_error_ = 0;
+  int32_t guarded_score_error_ = 0;
+  int32_t mask_error_ = 0;
 };
 
 /// Row addresses [begin, end) of rows that lie as `rows` says.

@@ -100,7 +100,7 @@ class SharedColumns {
     const Pair pair{&sequence, head / call_.problem().group_size()};
     pack_query_block(call_, kernels_, stats_, plan_, sequence, head, m, query_memory);
     const BlockRun run{m, m + 1, cover == HeadMask::Cover::kFull};
-    const ScoreRules rules = call_.rules(sequence, head, mask);
+    const HeadRules rules(call_, sequence, head, mask);
     ScoreGradients gradients{};
     float* target = tile_.data() + (k_begin + sequence.leftpad - begin_);
     (has_one_row ? gradients.bias_columns : gradients.bias_tile) = target;
@@ -121,7 +121,7 @@ class SharedColumns {
     block.head_dim_v = call_.problem().head_dim_v;
     block.runs = &run;
     block.num_runs = 1;
-    block.rules = &rules;
+    block.rules = rules.get();
     block.lse = &stats_.lse[stats_.index(sequence, head)];
     block.delta = &stats_.delta[stats_.index(sequence, head)];
     block.gradients = &gradients;

@@ -31,8 +31,12 @@ class ForwardLaunch {
         call_(problem, args),
         layout_(kernels_.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
         num_workers_(num_workers_of(context)),
-        workspace_("attention_fwd", context,
-                   plan.workspace_bytes + num_workers_ * plan.worker_bytes),
+        scratch_bytes_(kernels_.fwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim,
+                                                  problem.head_dim_v) +
+                       call_.program_bytes(*isa.kernels)),
+        capacity_(plan.workspace_bytes +
+                  num_workers_ * (plan.worker_bytes + call_.program_bytes(*isa.kernels))),
+        workspace_("attention_fwd", context, capacity_),
         max_logit_(static_cast<size_t>(problem.num_heads),
                    -std::numeric_limits<float>::infinity()) {}
 
@@ -80,6 +84,8 @@ class ForwardLaunch {
   AttentionCall call_;
   BlockLayout layout_;
   int64_t num_workers_;
+  int64_t scratch_bytes_;  ///< of a worker
+  int64_t capacity_;
   Workspace workspace_;
   std::vector<float> max_logit_;  ///< by head
   std::vector<Member> wave_;
@@ -88,11 +94,8 @@ class ForwardLaunch {
 
 /// Takes pairs from `begin` on until the workspace is full; returns where the next wave begins.
 size_t ForwardLaunch::make_wave(size_t begin) {
-  const int64_t capacity = plan_.workspace_bytes + num_workers_ * plan_.worker_bytes;
   WorkspaceCursor cursor(workspace_.data());
-  scratch_ = cursor.take<char>(num_workers_ *
-                               kernels_.fwd_scratch_bytes(plan_.block_m, plan_.block_n,
-                                                          problem_.head_dim, problem_.head_dim_v));
+  scratch_ = cursor.take<char>(num_workers_ * scratch_bytes_);
   wave_.clear();
   int64_t num_pack_tasks = 0;
   int64_t num_tasks = 0;
@@ -111,7 +114,7 @@ size_t ForwardLaunch::make_wave(size_t begin) {
     member.first_block = k_begin / plan_.block_n;
     member.num_blocks = std::max<int64_t>(0, ceil_div(k_end, plan_.block_n) - member.first_block);
     const int64_t bytes = member.num_blocks * layout_.block_bytes + member.num_blocks + 128;
-    if (!wave_.empty() && cursor.used() + bytes > capacity) break;
+    if (!wave_.empty() && cursor.used() + bytes > capacity_) break;
     member.blocks = cursor.take<char>(member.num_blocks * layout_.block_bytes);
     member.v_has_nonfinite = cursor.take<uint8_t>(member.num_blocks);
     num_pack_tasks += member.num_blocks;
@@ -185,7 +188,7 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, float* max_logit,
   row_addresses(q, q_begin, q_end, &q_addresses);
   row_addresses(out, q_begin, q_end, &out_addresses);
   std::array<float, kBlockM> lse;
-  const ScoreRules rules = call_.rules(sequence, head, mask);
+  const HeadRules rules(call_, sequence, head, mask);
   // Blocks are numbered from key 0, whichever the first packed one is.
   const PackedKeys keys{sequence.seqlen_k, plan_.block_n,
                         member.blocks - member.first_block * layout_.block_bytes, layout_,
@@ -201,7 +204,7 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, float* max_logit,
   block.keys = &keys;
   block.runs = runs.data();
   block.num_runs = static_cast<int64_t>(runs.size());
-  block.rules = &rules;
+  block.rules = rules.get();
   block.sink = problem_.has_sink ? element<float>(args_.sink, {head})
                                  : -std::numeric_limits<float>::infinity();
   block.out_rows = out_addresses.data();
@@ -230,12 +233,10 @@ void ForwardLaunch::attend_wave() {
     num_tasks += problem_.group_size() * ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
   }
   std::vector<float> max_logit(static_cast<size_t>(num_tasks));
-  const int64_t scratch_bytes = kernels_.fwd_scratch_bytes(plan_.block_m, plan_.block_n,
-                                                           problem_.head_dim, problem_.head_dim_v);
   parallel_for(context_, num_tasks, [&](int64_t task, int worker) {
     Member& member = member_of(wave_, task, &Member::first_task);
     attend_block(member, task - member.first_task, &max_logit[static_cast<size_t>(task)],
-                 scratch_ + worker * scratch_bytes);
+                 scratch_ + worker * scratch_bytes_);
   });
   for (const Member& member : wave_) {
     const int64_t num_m = ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);

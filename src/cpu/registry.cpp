@@ -37,7 +37,6 @@ const auto& all_entries() {
 std::string refuse(const AttentionProblem& problem) {
   if (problem.device.type != DeviceType::kCpu) return "runs on the CPU, tensors are on a device";
   if (problem.dtype == DType::kF64) return "computes in float32; f64 is served by the reference";
-  if (!problem.user_score.empty() || !problem.user_mask.empty()) return "has no expressions yet";
   for (const TensorLayout* layout : {&problem.bias, &problem.lse}) {
     if (layout->dtype == DType::kF64) return "computes in float32; it reads and writes no f64";
   }

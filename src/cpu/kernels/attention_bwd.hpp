@@ -13,6 +13,7 @@
 //     dK += softmax_scale dS^T Q                       (n, d)   product 4
 //     dQ += softmax_scale dS K                         (m, d)   product 5
 //
+// A key block is one strip of the user score's programs: block_n is at most kStrip.
 // The sums are float32 and belong to one task, so their order is fixed and nothing is atomic.
 // Scratch: S, dP, derivative (m, n) float32, and P and dS as operands where those are bf16.
 
@@ -117,6 +118,7 @@ struct BwdState {
   Element* ds_right;
   Element* ds_left;
   Element* k_copy;
+  BlockPrograms programs;
   int64_t ld;
 };
 
@@ -149,7 +151,7 @@ BwdState<Operands> bwd_state(char* memory, int64_t block_m, int64_t block_n, int
 
 /// Scores of one row with the derivative of its rules (softcap, user score), before the masks.
 template <class Operands>
-void scores_with_derivative(const BwdBlock& block, const TileSpan& tile, int64_t i,
+void scores_with_derivative(const BwdBlock& block, const TileSpan& tile, bool is_full, int64_t i,
                             BwdState<Operands>& state) {
   const ScoreRules& rules = *block.rules;
   float* s = state.s + i * state.ld;
@@ -162,8 +164,48 @@ void scores_with_derivative(const BwdBlock& block, const TileSpan& tile, int64_t
       store(state.derivative + j, fnma(t, t, broadcast(1.0f)));
     }
   }
+  Strips& score = state.programs.score_for(is_full);
+  if (score.is_given()) {
+    float input[kStrip];
+    __builtin_memcpy(input, s, static_cast<size_t>(tile.n) * sizeof(float));
+    strip_row(score.machine, q_idx);
+    strip_run(score.machine, input);
+    const float* value = strip_floats(score.machine, 0);
+    const float* derivative = strip_floats(score.machine, 1);
+    const bool has_softcap = rules.softcap > 0;
+    for (int64_t j = 0; j < tile.n; ++j) {
+      s[j] = value[j];
+      state.derivative[j] = has_softcap ? state.derivative[j] * derivative[j] : derivative[j];
+    }
+  }
   if (rules.bias != nullptr) add_bias_row(rules, q_idx, tile.k_begin, tile.n, s);
   if (rules.has_alibi) subtract_alibi_row(rules, q_idx, tile.k_begin, tile.n, s);
+}
+
+/// Hands dS of one row to the aux tensors that the user score has read; the program's outputs are
+/// those of this row. A pair without gradient is passed over, whatever its derivative.
+inline void add_aux_gradients(const StripMachine& machine, const AuxSum* sites, int64_t num_sites,
+                              int64_t n, const float* ds) {
+  for (int64_t site = 0; site < num_sites; ++site) {
+    const auto output = static_cast<int>(2 + 3 * site);
+    const uint8_t* is_read = strip_bools(machine, output);
+    const float* derivative = strip_floats(machine, output + 1);
+    const int64_t* element = strip_ints(machine, output + 2);
+    float row_sum = 0;
+    int64_t row_element = -1;
+    for (int64_t j = 0; j < n; ++j) {
+      if (ds[j] == 0 || is_read[j] == 0) continue;
+      if (element[j] < 0 || element[j] >= sites[site].size) continue;  // reported as an error
+      const float gradient = ds[j] * derivative[j];
+      if (sites[site].is_uniform) {
+        row_sum += gradient;
+        row_element = element[j];
+      } else {
+        sites[site].sums[element[j]] += gradient;
+      }
+    }
+    if (row_element >= 0) sites[site].sums[row_element] += row_sum;
+  }
 }
 
 /// Hands dS of one row to the tensors that scores read.
@@ -211,7 +253,8 @@ inline void drop_rows(const ScoreRules& rules, const uint16_t* bits, int64_t n, 
 /// One row of P, dP -> dS. On return s holds P as V was multiplied by it, dp holds dS times scale
 /// and the score rules' derivative.
 template <class F, class Operands>
-void bwd_row(const BwdBlock& block, const TileSpan& tile, int64_t i, BwdState<Operands>& state) {
+void bwd_row(const BwdBlock& block, const TileSpan& tile, bool is_full, int64_t i,
+             BwdState<Operands>& state) {
   const ScoreRules& rules = *block.rules;
   float* s = state.s + i * state.ld;
   float* dp = state.dp + i * state.ld;
@@ -228,14 +271,22 @@ void bwd_row(const BwdBlock& block, const TileSpan& tile, int64_t i, BwdState<Op
     drop_rows(rules, bits, tile.n, s, dp);
     p = kept;
   }
-  const bool is_simple = rules.softcap == 0 && rules.score == nullptr;
+  const Strips& score = state.programs.score_for(is_full);
+  const bool is_simple = rules.softcap == 0 && !score.is_given();
   const bool has_gradients = block.gradients != nullptr;
   if (is_simple && !has_gradients) {
     softmax_grad_row(p, dp, tile.n, block.delta[q_idx], rules.softmax_scale, dp);
     return;
   }
   softmax_grad_row(p, dp, tile.n, block.delta[q_idx], 1.0f, dp);
-  if (has_gradients) add_score_gradients(block, tile, i, dp);
+  if (has_gradients) {
+    add_score_gradients(block, tile, i, dp);
+    const ScoreGradients& g = *block.gradients;
+    if (score.is_given()) {
+      add_aux_gradients(score.machine, is_full ? g.aux : g.guarded_aux,
+                        is_full ? g.num_aux : g.num_guarded_aux, tile.n, dp);
+    }
+  }
   const Vf scale = broadcast(rules.softmax_scale);
   for (int64_t j = 0; j < tile.n; j += kLanes) {
     Vf x = load(dp + j) * scale;
@@ -251,14 +302,12 @@ void bwd_row(const BwdBlock& block, const TileSpan& tile, int64_t i, BwdState<Op
 template <class Operands>
 void convert_tiles(const TileSpan& tile, BwdState<Operands>& state) {
   if constexpr (!kIsFloat<Operands>) {
-    const int64_t size = 4;
     const void* p_rows[kMaxBlockN];
     const void* ds_rows[kMaxBlockN];
     for (int64_t i = 0; i < tile.m; ++i) {
       p_rows[i] = state.s + i * state.ld;
       ds_rows[i] = state.dp + i * state.ld;
     }
-    static_cast<void>(size);
     Operands::pack_right({p_rows, DType::kF32, 1}, tile.m, tile.n, state.p, state.ld);
     Operands::pack_right({ds_rows, DType::kF32, 1}, tile.m, tile.n, state.ds_right, state.ld);
     Operands::pack_left({ds_rows, DType::kF32, 1}, tile.m, tile.n, state.ds_left, state.ld);
@@ -304,20 +353,23 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   Operands::multiply(tile.m, tile.n, block.head_dim_v, q_at(kFormDout), ql.ld[kFormDout],
                      k_at(kFormVTransposed), kl.ld[kFormVTransposed],
                      {.c = state.dp, .ldc = state.ld});
+  Strips& score = state.programs.score_for(is_full);
+  if (score.is_given()) strip_columns(score.machine, tile.k_begin, tile.n);
   const bool looks_for_unseen = !is_full && block.k_has_nonfinite;
   uint8_t is_seen[kMaxBlockN] = {};
   for (int64_t i = 0; i < tile.m; ++i) {
-    if (!rules.is_plain) scores_with_derivative(block, tile, i, state);
+    if (!rules.is_plain) scores_with_derivative(block, tile, is_full, i, state);
     const TileSpan row{tile.q_begin + i, 1, tile.k_begin, tile.n};
-    apply_masks(rules, row, is_full, state.s + i * state.ld, state.ld);
+    apply_masks(rules, state.programs, row, is_full, state.s + i * state.ld, state.ld);
     if (looks_for_unseen) {
       const float* s = state.s + i * state.ld;
       for (int64_t j = 0; j < tile.n; ++j) {
         is_seen[j] = static_cast<uint8_t>(is_seen[j] | (s[j] != -__builtin_inff()));
       }
     }
-    bwd_row<F>(block, tile, i, state);
+    bwd_row<F>(block, tile, is_full, i, state);
   }
+  if (score.is_given()) report_error(score);
   if (block.dq == nullptr) return;
   convert_tiles(tile, state);
   const Element* k = k_at(kFormKRight);
@@ -338,6 +390,8 @@ void bwd_block_of(const BwdBlock& block) {
   int64_t bytes = 0;
   BwdState<Operands> state =
       bwd_state<Operands>(block.scratch, block.block_m, block.block_n, block.head_dim, &bytes);
+  Scratch scratch{block.scratch + bytes};
+  state.programs = open_programs(*block.rules, scratch);
   for (int64_t r = 0; r < block.num_runs; ++r) {
     for (int64_t m_block = block.runs[r].begin; m_block < block.runs[r].end; ++m_block) {
       const int64_t q_begin = m_block * block.block_m;

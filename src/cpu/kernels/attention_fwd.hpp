@@ -64,6 +64,7 @@ struct FwdState {
   float* row_sum;
   float* factor;
   float* new_max;
+  BlockPrograms programs;
   int64_t q_ld, s_ld, o_ld;
 };
 
@@ -71,7 +72,7 @@ template <class Operands>
 FwdState<Operands> fwd_state(char* memory, int64_t block_m, int64_t block_n, int64_t head_dim,
                              int64_t head_dim_v, int64_t* bytes) {
   using Element = typename Operands::Element;
-  FwdState<Operands> state;
+  FwdState<Operands> state{};
   Scratch scratch{memory};
   state.q_ld = tile_ld(head_dim);
   state.s_ld = tile_ld(block_n);
@@ -93,17 +94,17 @@ FwdState<Operands> fwd_state(char* memory, int64_t block_m, int64_t block_n, int
 /// S of one tile: product, score rules, masks.
 template <class Operands>
 void compute_scores(const FwdBlock& block, const TileSpan& tile, bool is_full,
-                    const typename Operands::Element* q, int64_t q_ld, float* s, int64_t s_ld) {
+                    FwdState<Operands>& state) {
   const PackedKeys& keys = *block.keys;
   const ScoreRules& rules = *block.rules;
   const auto* k = reinterpret_cast<const typename Operands::Element*>(
       keys.blocks + tile.k_begin / keys.block_n * keys.layout.block_bytes +
       keys.layout.offset[kFormK]);
   const float alpha = rules.is_plain ? rules.softmax_scale * kLog2e : rules.softmax_scale;
-  Operands::multiply(tile.m, tile.n, block.head_dim, q, q_ld, k, keys.layout.ld[kFormK],
-                     {.c = s, .ldc = s_ld, .alpha = alpha});
-  apply_scores(rules, tile, s, s_ld);
-  apply_masks(rules, tile, is_full, s, s_ld);
+  Operands::multiply(tile.m, tile.n, block.head_dim, state.q, state.q_ld, k, keys.layout.ld[kFormK],
+                     {.c = state.s, .ldc = state.s_ld, .alpha = alpha});
+  apply_scores(rules, state.programs, tile, is_full, state.s, state.s_ld);
+  apply_masks(rules, state.programs, tile, is_full, state.s, state.s_ld);
 }
 
 /// P = exp(S - max), factors for what was summed before, new maxima and sums.
@@ -164,7 +165,7 @@ template <class F, class Operands>
 void fwd_tile(const FwdBlock& block, const TileSpan& tile, bool is_full, bool is_first,
               FwdState<Operands>& state) {
   const PackedKeys& keys = *block.keys;
-  compute_scores<Operands>(block, tile, is_full, state.q, state.q_ld, state.s, state.s_ld);
+  compute_scores(block, tile, is_full, state);
   const int64_t n_block = tile.k_begin / keys.block_n;
   const auto* v = reinterpret_cast<const typename Operands::Element*>(
       keys.blocks + n_block * keys.layout.block_bytes + keys.layout.offset[kFormV]);
@@ -236,7 +237,7 @@ template <class F, class Operands>
 void fwd_weights(const FwdBlock& block, FwdState<Operands>& state) {
   const ScoreRules& rules = *block.rules;
   for_each_tile(block, [&](const TileSpan& tile, bool is_full) {
-    compute_scores<Operands>(block, tile, is_full, state.q, state.q_ld, state.s, state.s_ld);
+    compute_scores(block, tile, is_full, state);
     for (int64_t i = 0; i < tile.m; ++i) {
       float* s = state.s + i * state.s_ld;
       exp_row<F>(s, tile.n, softmax_reference(state.row_max[i]), s);
@@ -257,6 +258,8 @@ void fwd_block_of(const FwdBlock& block) {
   int64_t bytes = 0;
   FwdState<Operands> state = fwd_state<Operands>(block.scratch, block.num_rows, block.keys->block_n,
                                                  block.head_dim, block.head_dim_v, &bytes);
+  Scratch scratch{block.scratch + bytes};
+  state.programs = open_programs(*block.rules, scratch);
   Operands::pack_left({block.q_rows, block.q_dtype, block.q_stride}, block.num_rows, block.head_dim,
                       state.q, state.q_ld);
   fill_row(state.row_max, block.num_rows, -kInfinity);

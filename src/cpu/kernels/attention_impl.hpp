@@ -87,11 +87,12 @@ constexpr OperandKernels operand_kernels() {
 }
 
 #if defined(__AVX512BF16__)
-constexpr AttentionKernels kAttentionKernels = {
-    operand_kernels<FloatOperands>(), operand_kernels<Bf16Operands>(), store_rows, row_dots};
+constexpr AttentionKernels kAttentionKernels = {operand_kernels<FloatOperands>(),
+                                                operand_kernels<Bf16Operands>(), strip_bytes,
+                                                store_rows, row_dots};
 #else
 constexpr AttentionKernels kAttentionKernels = {
-    operand_kernels<FloatOperands>(), {}, store_rows, row_dots};
+    operand_kernels<FloatOperands>(), {}, strip_bytes, store_rows, row_dots};
 #endif
 
 const AttentionKernels& attention_kernels() { return kAttentionKernels; }

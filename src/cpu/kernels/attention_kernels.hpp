@@ -37,6 +37,8 @@ struct StoreRows {
 struct AttentionKernels {
   OperandKernels float_operands;  ///< f32 arithmetic; any input dtype
   OperandKernels bf16_operands;   ///< null functions where the instruction set has no bf16 dot
+  /// Scratch that a block needs besides, for each strip program that its rules have.
+  int64_t (*strip_bytes)(const variant::StripProgram& program);
   void (*store_rows)(const StoreRows& request);
   /// delta[i] = dot(dout row i, out row i) - dlse[i]; null rows give 0.
   void (*row_dots)(const void* const* dout, DType dout_dtype, int64_t dout_stride,

@@ -4,8 +4,10 @@
 // What happens to a tile of scores between q.k and the softmax, row by row: softcap, user score,
 // bias, ALiBi, masks, dropout. A tile is (rows, ld) floats; its rows have room for padded(n).
 
+#include "cpu/kernels/attention_operands.hpp"
 #include "cpu/kernels/attention_types.hpp"
 #include "cpu/kernels/rows.hpp"
+#include "cpu/kernels/strip.hpp"
 #include "cpu/simd/simd.hpp"
 #include "variant/philox.hpp"
 
@@ -78,7 +80,7 @@ inline void add_bias_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin
 /// |position of q_idx - key| for the lanes that start at key k_idx. Distances are below 2^24 or
 /// rounded as float32 rounds them.
 FLASHTILE_INLINE Vf distances(const ScoreRules& rules, int64_t q_idx, int64_t k_idx) {
-  const auto first = static_cast<float>(q_idx + rules.variables.query_offset - k_idx);
+  const auto first = static_cast<float>(q_idx + rules.query_offset - k_idx);
   return abs(broadcast(first) - i32_to_float(iota_u()));
 }
 
@@ -91,13 +93,69 @@ inline void subtract_alibi_row(const ScoreRules& rules, int64_t q_idx, int64_t k
   }
 }
 
+/// A strip program that is ready for tiles of one head.
+struct Strips {
+  StripMachine machine;
+  int32_t* error;
+
+  FLASHTILE_INLINE bool is_given() const { return machine.program != nullptr; }
+};
+
+/// Opens a program in scratch memory; nothing where there is none. `bound` must stay.
+inline Strips open_strips(const BoundProgram& bound, Scratch& scratch) {
+  Strips strips{{}, bound.error};
+  if (bound.program == nullptr) return strips;
+  strip_open(strips.machine, *bound.program, scratch.take_bytes(strip_bytes(*bound.program)));
+  strip_tile(strips.machine, bound.inputs);
+  return strips;
+}
+
+FLASHTILE_INLINE void report_error(const Strips& strips) {
+  if (strips.machine.error != 0) *strips.error = strips.machine.error;
+}
+
+/// The programs of one block.
+struct BlockPrograms {
+  Strips score, guarded_score, mask;
+
+  FLASHTILE_INLINE Strips& score_for(bool is_full) { return is_full ? score : guarded_score; }
+};
+
+inline BlockPrograms open_programs(const ScoreRules& rules, Scratch& scratch) {
+  return {open_strips(rules.score, scratch), open_strips(rules.guarded_score, scratch),
+          open_strips(rules.mask, scratch)};
+}
+
+/// The user score of a tile, in place, strip by strip of its keys.
+inline void apply_user_score(Strips& strips, const TileSpan& tile, float* s, int64_t ld) {
+  float score[kStrip];
+  for (int64_t j = 0; j < tile.n; j += kStrip) {
+    const int64_t count = tile.n - j < kStrip ? tile.n - j : kStrip;
+    strip_columns(strips.machine, tile.k_begin + j, count);
+    for (int64_t i = 0; i < tile.m; ++i) {
+      float* row = s + i * ld + j;
+      __builtin_memcpy(score, row, static_cast<size_t>(count) * sizeof(float));
+      strip_row(strips.machine, tile.q_begin + i);
+      strip_run(strips.machine, score);
+      __builtin_memcpy(row, strip_floats(strips.machine, 0),
+                       static_cast<size_t>(count) * sizeof(float));
+    }
+  }
+  report_error(strips);
+}
+
 /// Everything before the masks, for all rows of a tile of scaled products.
-inline void apply_scores(const ScoreRules& rules, const TileSpan& tile, float* s, int64_t ld) {
+inline void apply_scores(const ScoreRules& rules, BlockPrograms& programs, const TileSpan& tile,
+                         bool is_full, float* s, int64_t ld) {
   if (rules.is_plain) return;
+  if (rules.softcap > 0) {
+    for (int64_t i = 0; i < tile.m; ++i) softcap_row(rules.softcap, s + i * ld, tile.n);
+  }
+  Strips& score = programs.score_for(is_full);
+  if (score.is_given()) apply_user_score(score, tile, s, ld);
   for (int64_t i = 0; i < tile.m; ++i) {
     float* row = s + i * ld;
     const int64_t q_idx = tile.q_begin + i;
-    if (rules.softcap > 0) softcap_row(rules.softcap, row, tile.n);
     if (rules.bias != nullptr) add_bias_row(rules, q_idx, tile.k_begin, tile.n, row);
     if (rules.has_alibi) subtract_alibi_row(rules, q_idx, tile.k_begin, tile.n, row);
   }
@@ -117,10 +175,23 @@ inline void mask_row_by_list(const ScoreRules& rules, int64_t q_idx, int64_t k_b
   }
 }
 
+inline void mask_tile_by_program(Strips& strips, const TileSpan& tile, float* s, int64_t ld) {
+  for (int64_t j = 0; j < tile.n; j += kStrip) {
+    const int64_t count = tile.n - j < kStrip ? tile.n - j : kStrip;
+    strip_columns(strips.machine, tile.k_begin + j, count);
+    for (int64_t i = 0; i < tile.m; ++i) {
+      strip_row(strips.machine, tile.q_begin + i);
+      strip_run(strips.machine, nullptr);
+      mask_row_bytes(s + i * ld + j, count, strip_bools(strips.machine, 0));
+    }
+  }
+  report_error(strips);
+}
+
 /// -inf for every key of a tile that its row does not see. Keys past the tile's n are masked too,
 /// up to padded(n).
-inline void apply_masks(const ScoreRules& rules, const TileSpan& tile, bool is_full, float* s,
-                        int64_t ld) {
+inline void apply_masks(const ScoreRules& rules, BlockPrograms& programs, const TileSpan& tile,
+                        bool is_full, float* s, int64_t ld) {
   if (is_full && tile.n == padded(tile.n)) return;
   for (int64_t i = 0; i < tile.m; ++i) {
     float* row = s + i * ld;
@@ -135,6 +206,7 @@ inline void apply_masks(const ScoreRules& rules, const TileSpan& tile, bool is_f
     mask_row_outside(row, tile.n, begin < 0 ? 0 : begin, end < tile.n ? end : tile.n);
     if (rules.block_list != nullptr) mask_row_by_list(rules, q_idx, tile.k_begin, tile.n, row);
   }
+  if (!is_full && programs.mask.is_given()) mask_tile_by_program(programs.mask, tile, s, ld);
 }
 
 struct BroadcastWord {

@@ -8,28 +8,29 @@
 
 #include "flashtile/dtype.hpp"
 #include "variant/block_run.hpp"
+#include "variant/expr/strip_program.hpp"
 #include "variant/position_mask.hpp"
-
-namespace flashtile::variant {
-struct StripProgram;
-}
 
 namespace flashtile::cpu {
 
 using variant::BlockRun;
 
-/// Integers of one (sequence, head) that expressions may read.
-struct HeadVariables {
-  int64_t batch, head, head_kv, seqlen_q, seqlen_k, query_offset, leftpad;
+/// A strip program with the inputs of one (sequence, head). Null program: there is none.
+struct BoundProgram {
+  const variant::StripProgram* program;
+  variant::StripInputs inputs;
+  int32_t* error;  ///< set to 1 + the number of an aux tensor that was read out of its range
 };
 
 /// Everything that happens to a score between q.k and the softmax, for one (sequence, head).
 struct ScoreRules {
   float softmax_scale;
-  float softcap;                       ///< 0: none
-  const variant::StripProgram* score;  ///< user score; null: none
-  const variant::StripProgram* mask;   ///< user mask that is not by position; null: none
-  HeadVariables variables;
+  float softcap;  ///< 0: none
+  /// User score, for tiles that are seen in full and in part; in the backward with the outputs
+  /// score, derivative, and (is read, derivative, element) of each site.
+  BoundProgram score, guarded_score;
+  BoundProgram mask;  ///< what of a user mask is not by position
+  int64_t query_offset;
 
   const char* bias;  ///< row 0, key 0; null: none
   int64_t bias_row_stride;
@@ -109,6 +110,13 @@ struct PackRequest {
   uint8_t* has_nonfinite;  ///< one flag, written: V of the forward, K of the backward
 };
 
+/// Sums of one site of a gradient program, elements in row-major order.
+struct AuxSum {
+  float* sums;
+  int64_t size;
+  bool is_uniform;  ///< a row of keys reads one element
+};
+
 /// Where the gradients of what scores read are summed, for one head and key block.
 struct ScoreGradients {
   char* bias;  ///< direct: row 0, key 0 of dbias, each element written once; null: not
@@ -118,7 +126,10 @@ struct ScoreGradients {
   float* bias_tile;     ///< sums by (row, key) of the one query block; null: not
   int64_t bias_tile_ld;
   float* alibi;       ///< one sum; null: not
-  float* const* aux;  ///< sums by load site, elements of the gradient tensor in row-major order
+  const AuxSum* aux;  ///< by site of the gradient program
+  int64_t num_aux;
+  const AuxSum* guarded_aux;  ///< by site of its guarded form
+  int64_t num_guarded_aux;
 };
 
 /// One key block of one head against its query blocks: attention_bwd_block.
@@ -136,12 +147,11 @@ struct BwdBlock {
   const BlockRun* runs;  ///< of query blocks
   int64_t num_runs;
   const ScoreRules* rules;
-  const variant::StripProgram* score_gradient;  ///< with a user score: score, derivative, sites
-  const float* lse;                             ///< by query
-  const float* delta;                           ///< by query: dout . out - dlse
-  float* dq;  ///< sums (seqlen_q, dq_ld); null: no products are wanted
-  float* dk;  ///< sums (num_keys, dk_ld)
-  float* dv;  ///< sums (num_keys, dv_ld)
+  const float* lse;    ///< by query
+  const float* delta;  ///< by query: dout . out - dlse
+  float* dq;           ///< sums (seqlen_q, dq_ld); null: no products are wanted
+  float* dk;           ///< sums (num_keys, dk_ld)
+  float* dv;           ///< sums (num_keys, dv_ld)
   int64_t dq_ld, dk_ld, dv_ld;
   const ScoreGradients* gradients;  ///< null: none is wanted
   char* scratch;

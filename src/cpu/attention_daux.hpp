@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Gradients of the aux tensors that a user's score reads. Sums are float32 copies of a tensor, one
+// for each slot; a task adds to the slot of its number, and tasks of one slot run in order, so the
+// bits depend on the problem alone. Large tensors get one slot: their tasks run one by one.
+#pragma once
+
+#include <vector>
+
+#include "cpu/kernels/attention_types.hpp"
+#include "cpu/score_programs.hpp"
+
+namespace flashtile::cpu {
+
+class AuxGradients {
+ public:
+  AuxGradients(const ScorePrograms& programs, const AttentionArgs& args, int64_t num_tasks);
+
+  bool is_wanted() const { return has_sites_; }
+  int64_t num_slots() const { return num_slots_; }
+  /// Points the kernel at the sums of a slot.
+  void fill(int64_t slot, ScoreGradients* gradients) const;
+  /// Adds the slots in their order and stores the gradients.
+  void store() const;
+
+ private:
+  struct Target {
+    TensorView tensor;
+    std::vector<float> sums;  ///< (slots, elements)
+  };
+
+  std::vector<AuxSum> bind(const std::vector<GradientSite>& sites);
+
+  bool has_sites_ = false;
+  int64_t num_slots_ = 1;
+  std::vector<Target> targets_;
+  std::vector<AuxSum> sites_;  ///< (slots, sites)
+  std::vector<AuxSum> guarded_sites_;
+};
+
+}  // namespace flashtile::cpu

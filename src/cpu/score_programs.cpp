@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/score_programs.hpp"
+
+#include <algorithm>
+
+#include "ops/attention/variant.hpp"
+#include "variant/expr/builder.hpp"
+#include "variant/expr/derivative.hpp"
+#include "variant/expr/parse.hpp"
+#include "variant/expr/substitute.hpp"
+
+namespace flashtile::cpu {
+namespace {
+
+using variant::Expr;
+using variant::ExprBuilder;
+
+/// Every mask of a problem but block lists and bias, with bounds as whole numbers: the programs'
+/// scalars are float32.
+std::optional<Expr> guard_mask(const AttentionProblem& problem) {
+  static constexpr int64_t kFar = int64_t{1} << 52;
+  const auto bound = [](int64_t value) { return std::to_string(std::min(value, kFar)); };
+  std::vector<Expr> masks;
+  const auto add = [&](const std::string& text) { masks.push_back(variant::parse_mask(text, {})); };
+  if (problem.window_left) {
+    add("k_idx >= q_idx + query_offset - " + bound(*problem.window_left));
+  }
+  if (problem.window_right) {
+    add("k_idx <= q_idx + query_offset + " + bound(*problem.window_right));
+  }
+  if (problem.attention_chunk) {
+    const std::string chunk = bound(*problem.attention_chunk);
+    add("floordiv(q_idx + query_offset, " + chunk + ") == floordiv(k_idx, " + chunk + ")");
+  }
+  if (!problem.user_mask.empty()) masks.push_back(problem.user_mask);
+  if (masks.empty()) return std::nullopt;
+  return variant::conjunction(masks);
+}
+
+/// mask ? score expression : score.
+Expr guarded(const Expr& score, const Expr& mask) {
+  ExprBuilder builder;
+  const ExprBuilder::Id condition = builder.import(mask);
+  const ExprBuilder::Id value = builder.import(score);
+  return builder.build(
+      builder.select(condition, value, builder.variable(variant::Variable::kScore)));
+}
+
+/// Row-major number of an element of a tensor of this shape.
+Expr flat_index(const std::vector<Expr>& index, const TensorView& target) {
+  ExprBuilder builder;
+  ExprBuilder::Id flat = builder.int_const(0);
+  for (size_t d = 0; d < index.size(); ++d) {
+    flat = builder.add(builder.mul(flat, builder.int_const(target.shape[d])),
+                       builder.import(index[d]));
+  }
+  return builder.build(flat);
+}
+
+/// The roots of a gradient program and its sites.
+std::vector<Expr> gradient_roots(const Expr& score, const AttentionArgs& args,
+                                 std::vector<GradientSite>* sites) {
+  std::vector<Expr> roots = {score, variant::derivative_score(score)};
+  for (const variant::LoadSite& site : variant::load_gradients(score)) {
+    const TensorView target = aux_gradient(score.aux[static_cast<size_t>(site.aux_idx)].name, args);
+    if (!target) continue;
+    roots.push_back(site.active);
+    roots.push_back(site.derivative);
+    roots.push_back(flat_index(site.index, target));
+    const variant::AccessClass access = variant::access_class(site.index);
+    sites->push_back(
+        {target, access == variant::AccessClass::kScalar || access == variant::AccessClass::kRow});
+  }
+  return roots;
+}
+
+}  // namespace
+
+CallProgram::CallProgram(std::span<const Expr> roots, const AttentionArgs& args)
+    : program_(variant::compile(roots)), view_(program_.view()) {
+  Expr names;  // what bound_aux and bound_params look up
+  names.aux = program_.aux;
+  names.params = program_.params;
+  for (const TensorView& tensor : bound_aux(names, args)) {
+    aux_.push_back(variant::strip_aux(tensor));
+  }
+  for (const double value : bound_params(names, args)) {
+    params_.push_back(static_cast<float>(value));
+  }
+}
+
+BoundProgram CallProgram::bind(const AttentionProblem& problem, const Sequence& sequence,
+                               int64_t head, int32_t* error) const {
+  BoundProgram bound{};
+  bound.program = &view_;
+  bound.inputs.batch = sequence.batch_idx;
+  bound.inputs.head = head;
+  bound.inputs.head_kv = head / problem.group_size();
+  bound.inputs.seqlen_q = sequence.seqlen_q;
+  bound.inputs.seqlen_k = sequence.seqlen_k;
+  bound.inputs.query_offset = sequence.query_offset;
+  bound.inputs.leftpad = sequence.leftpad;
+  bound.inputs.aux = aux_.data();
+  bound.inputs.params = params_.data();
+  bound.error = error;
+  return bound;
+}
+
+ScorePrograms::ScorePrograms(const AttentionProblem& problem, const AttentionArgs& args,
+                             const Expr& rest_of_mask) {
+  if (!rest_of_mask.empty()) mask.emplace(std::span(&rest_of_mask, 1), args);
+  const Expr& user_score = problem.user_score;
+  if (user_score.empty()) return;
+  const std::optional<Expr> guard = guard_mask(problem);
+  const Expr guarded_expr = guard ? guarded(user_score, *guard) : user_score;
+  if (!problem.is_backward) {
+    score.emplace(std::span(&user_score, 1), args);
+    guarded_score.emplace(std::span(&guarded_expr, 1), args);
+    return;
+  }
+  gradient.emplace(gradient_roots(user_score, args, &sites), args);
+  guarded_gradient.emplace(gradient_roots(guarded_expr, args, &guarded_sites), args);
+}
+
+}  // namespace flashtile::cpu

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A user's score and mask expressions as strip programs for the CPU kernels.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/kernels/attention_types.hpp"
+#include "ops/attention/mask.hpp"
+#include "ops/attention/problem.hpp"
+#include "variant/expr/access.hpp"
+#include "variant/expr/program.hpp"
+
+namespace flashtile::cpu {
+
+/// A compiled program with the tensors and scalars of a call.
+class CallProgram {
+ public:
+  CallProgram(std::span<const variant::Expr> roots, const AttentionArgs& args);
+
+  const variant::StripProgram& view() const { return view_; }
+  /// The program for one head of a sequence; an index error is written to `*error`.
+  BoundProgram bind(const AttentionProblem& problem, const Sequence& sequence, int64_t head,
+                    int32_t* error) const;
+  const std::string& aux_name(int32_t aux_idx) const {
+    return program_.aux[static_cast<size_t>(aux_idx)].name;
+  }
+
+ private:
+  variant::Program program_;
+  variant::StripProgram view_;
+  std::vector<variant::StripAux> aux_;
+  std::vector<float> params_;
+};
+
+/// A tensor element that the score reads and whose gradient is wanted.
+struct GradientSite {
+  TensorView target;
+  bool is_uniform = false;  ///< one element for all keys of a row
+};
+
+/// The programs of a call. A tile that is seen in part uses the guarded form of a score, which
+/// reads nothing for a pair that the masks hide: an index need only be right where it is used.
+/// Gradient programs have the outputs score, derivative, and for each site: whether it is read,
+/// its derivative, its element in row-major order.
+struct ScorePrograms {
+  ScorePrograms(const AttentionProblem& problem, const AttentionArgs& args,
+                const variant::Expr& rest_of_mask);
+
+  std::optional<CallProgram> mask;
+  std::optional<CallProgram> score, guarded_score;
+  std::optional<CallProgram> gradient, guarded_gradient;
+  std::vector<GradientSite> sites, guarded_sites;  ///< of the two gradient programs
+};
+
+}  // namespace flashtile::cpu
