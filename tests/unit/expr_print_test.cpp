@@ -79,7 +79,10 @@ static Int min(Int a, Int b) { return a < b ? a : b; }
 static Int max(Int a, Int b) { return a > b ? a : b; }
 static Int int_div(Int a, Int b) { return b == 0 ? 0 : b == -1 ? -a : a / b; }
 static Int int_mod(Int a, Int b) { return b == 0 || b == -1 ? 0 : a % b; }
-static Int floor_mod(Int a, Int b) { Int r = int_mod(a, b); return r && (r < 0) != (b < 0) ? r + b : r; }
+static Int floor_mod(Int a, Int b) {
+  Int r = int_mod(a, b);
+  return r && (r < 0) != (b < 0) ? r + b : r;
+}
 static Int floor_div(Int a, Int b) { return int_div(a - floor_mod(a, b), b); }
 static Int shift_left(Int a, Int b) { return (Int)((unsigned long long)a << (b & 63)); }
 static Int shift_right(Int a, Int b) { return a >> (b & 63); }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "variant/expr/builder.hpp"
+#include "variant/expr/functions.hpp"
 #include "variant/expr/lexer.hpp"
 
 namespace flashtile::variant {
@@ -41,33 +42,6 @@ constexpr std::array<BinaryOperator, 18> kOperators = {{
     {"*", 10, Op::kMul},
     {"/", 10, Op::kDiv},
     {"%", 10, Op::kMod},
-}};
-
-struct Function {
-  std::string_view name;
-  int num_arguments;
-  Op op;
-};
-
-constexpr std::array<Function, 18> kFunctions = {{
-    {"exp", 1, Op::kExp},
-    {"log", 1, Op::kLog},
-    {"log2", 1, Op::kLog2},
-    {"tanh", 1, Op::kTanh},
-    {"abs", 1, Op::kAbs},
-    {"sigmoid", 1, Op::kSigmoid},
-    {"sqrt", 1, Op::kSqrt},
-    {"sin", 1, Op::kSin},
-    {"cos", 1, Op::kCos},
-    {"floor", 1, Op::kFloor},
-    {"min", 2, Op::kMin},
-    {"max", 2, Op::kMax},
-    {"pow", 2, Op::kPow},
-    {"int", 1, Op::kToInt},
-    {"float", 1, Op::kToFloat},
-    {"floordiv", 2, Op::kFloorDiv},
-    {"floormod", 2, Op::kFloorMod},
-    {"select", 3, Op::kSelect},
 }};
 
 std::string quoted(const Token& token) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "flashtile/error.hpp"
+#include "variant/expr/functions.hpp"
 #include "variant/expr/scalar_ops.hpp"
 
 namespace flashtile::variant {
@@ -74,47 +75,6 @@ Infix infix(Op op) {
       return {" % ", kProduct};
     default:
       return {};
-  }
-}
-
-const char* function_name(Op op) {
-  switch (op) {
-    case Op::kExp:
-      return "exp";
-    case Op::kLog:
-      return "log";
-    case Op::kLog2:
-      return "log2";
-    case Op::kTanh:
-      return "tanh";
-    case Op::kSigmoid:
-      return "sigmoid";
-    case Op::kSqrt:
-      return "sqrt";
-    case Op::kSin:
-      return "sin";
-    case Op::kCos:
-      return "cos";
-    case Op::kFloor:
-      return "floor";
-    case Op::kPow:
-      return "pow";
-    case Op::kAbs:
-      return "abs";
-    case Op::kMin:
-      return "min";
-    case Op::kMax:
-      return "max";
-    case Op::kFloorDiv:
-      return "floordiv";
-    case Op::kFloorMod:
-      return "floormod";
-    case Op::kToInt:
-      return "int";
-    case Op::kToFloat:
-      return "float";
-    default:
-      return "";
   }
 }
 

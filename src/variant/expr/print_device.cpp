@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "variant/expr/functions.hpp"
 #include "variant/expr/lower.hpp"
 #include "variant/expr/print.hpp"
 #include "variant/expr/scalar_ops.hpp"
@@ -30,7 +31,7 @@ std::string float_text(float value) {
 }
 
 // An operator, or a function of that name if it begins with a letter.
-const char* operation(Op op, Type type) {
+std::string_view operation(Op op, Type type) {
   const bool is_float = type == Type::kFloat;
   switch (op) {
     case Op::kNeg:
@@ -44,12 +45,6 @@ const char* operation(Op op, Type type) {
       return is_float ? "/" : "int_div";
     case Op::kMod:
       return is_float ? "fmod" : "int_mod";
-    case Op::kAbs:
-      return "abs";
-    case Op::kMin:
-      return "min";
-    case Op::kMax:
-      return "max";
     case Op::kFloorDiv:
       return "floor_div";
     case Op::kFloorMod:
@@ -64,26 +59,6 @@ const char* operation(Op op, Type type) {
       return "shift_left";
     case Op::kShr:
       return "shift_right";
-    case Op::kExp:
-      return "exp";
-    case Op::kLog:
-      return "log";
-    case Op::kLog2:
-      return "log2";
-    case Op::kTanh:
-      return "tanh";
-    case Op::kSigmoid:
-      return "sigmoid";
-    case Op::kSqrt:
-      return "sqrt";
-    case Op::kSin:
-      return "sin";
-    case Op::kCos:
-      return "cos";
-    case Op::kFloor:
-      return "floor";
-    case Op::kPow:
-      return "pow";
     case Op::kEq:
       return "==";
     case Op::kNe:
@@ -102,8 +77,6 @@ const char* operation(Op op, Type type) {
       return "logical_and";
     case Op::kOr:
       return "logical_or";
-    case Op::kSelect:
-      return "select";
     case Op::kToInt:
       return "to_int";
     case Op::kToFloat:
@@ -111,7 +84,7 @@ const char* operation(Op op, Type type) {
     case Op::kToBool:
       return "to_bool";
     default:
-      return "";
+      return function_name(op);
   }
 }
 
@@ -143,7 +116,7 @@ std::string value_text(const Lowered& lowered, const StripValue& value) {
     default:
       break;
   }
-  const std::string name = operation(step.op, step.type);
+  const std::string name(operation(step.op, step.type));
   const bool is_function = name[0] >= 'a' && name[0] <= 'z';
   if (is_function) return call(name, value.args);
   if (value.args.size() == 1) return name + value_name(value.args[0]);
