@@ -210,6 +210,19 @@ void check_result_paths(const AttendOptions& options) {
   }
 }
 
+/// Every result that a file is named for is one that the calls give.
+void check_result_names(const std::vector<const OpCall*>& calls, const AttendRequest& request) {
+  for (const auto& [name, path] : request.result_files) {
+    const bool is_given = std::any_of(calls.begin(), calls.end(), [&](const OpCall* call) {
+      const TensorSpec* row = call->spec().find_tensor(name);
+      return row != nullptr && row->direction == Direction::kOut && call->tensor(name);
+    });
+    if (is_given) continue;
+    throw CLI::ValidationError("attend", "there is no result " + name + " to write to " + path +
+                                             "; gradients need --backward and their input");
+  }
+}
+
 int attend(AttendOptions& options, const OpSpec& op) {
   AttendRequest& request = options.request;
   check_result_paths(options);
@@ -232,13 +245,17 @@ int attend(AttendOptions& options, const OpSpec& op) {
   context.max_workers = options.threads;
   if (options.implementation != kPlain) context.implementation = options.implementation;
 
-  OwnedCall forward = make_attend_call(op, inputs, request);
+  // Everything that can be wrong with the request shows before the work begins.
+  const OwnedCall forward = make_attend_call(op, inputs, request);
   std::vector<const OpCall*> calls{&forward.call};
-  std::vector<Timing> timings{run_timed(forward.call, options, context)};
   std::optional<OwnedCall> backward;
   if (options.is_backward) {
     backward.emplace(make_backward_call(forward, inputs, request));
     calls.push_back(&backward->call);
+  }
+  check_result_names(calls, request);
+  std::vector<Timing> timings{run_timed(forward.call, options, context)};
+  if (backward) {
     if (context.implementation.starts_with(op.name)) {
       context.implementation = implementation_suffix(op, context.implementation);
     }

@@ -44,6 +44,15 @@ int run(int argc, char** argv) {
   add_check_command(app, &exit_code);
   add_bench_command(app, &exit_code);
   add_explain_command(app, &exit_code);
+  if (argc > 1 && argv[1][0] != '-') {
+    std::string names;
+    bool is_known = false;
+    for (const CLI::App* command : app.get_subcommands({})) {
+      names += " " + command->get_name();
+      is_known = is_known || command->get_name() == argv[1];
+    }
+    if (!is_known) return fail("there is no command '" + std::string(argv[1]) + "', but" + names);
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
