@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/problem_cases.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cctype>
+
+#include "op_runs.hpp"
+#include "random_problem.hpp"
+
+namespace flashtile::test {
+
+void PrintTo(const ProblemParam& param, std::ostream* stream) { *stream << test_name(param.text); }
+
+std::string test_name(std::string_view text) {
+  std::string name;
+  for (const char c : text) {
+    const bool is_word = std::isalnum(static_cast<unsigned char>(c)) != 0;
+    if (is_word) {
+      name += c;
+    } else if (!name.empty() && name.back() != '_') {
+      name += '_';
+    }
+  }
+  while (!name.empty() && name.back() == '_') name.pop_back();
+  return name;
+}
+
+std::vector<ProblemParam> forward_only(const std::vector<std::string>& texts) {
+  std::vector<ProblemParam> params;
+  for (const std::string& text : texts) params.push_back({"attention_fwd:lse" + text});
+  return params;
+}
+
+std::vector<ProblemParam> both_ways(const std::vector<std::string>& texts) {
+  std::vector<ProblemParam> params = forward_only(texts);
+  for (const std::string& text : texts) params.push_back({"attention_bwd" + text});
+  return params;
+}
+
+cli::OwnedCall random_problem_call(std::string_view text, uint64_t seed) {
+  cli::OwnedCall owned = cli::random_call(parse_problem(text), seed);
+  cli::run_forward_of(owned.call, "reference", {});
+  return owned;
+}
+
+void expect_problem_conforms(const std::string& text, uint64_t seed) {
+  // Many small calls: one worker each. Other tests show that the number changes no bit.
+  Context context;
+  context.max_workers = 1;
+  const cli::OwnedCall owned = random_problem_call(text, seed);
+  const OpSpec& spec = owned.call.spec();
+  std::string disagreement;
+  const std::vector<cli::Expectation> expected =
+      cli::reference_expectations(owned.call, context, &disagreement);
+  EXPECT_EQ(disagreement, "") << text;
+  for (const std::string& implementation : spec.implementations()) {
+    const cli::OwnedCall own = cli::with_own_outputs(owned.call);
+    cli::run_forward_of(own.call, cli::implementation_suffix(spec, implementation), context);
+    const cli::RunResult result = cli::run_forced(own.call, implementation, context);
+    EXPECT_EQ(result.text, "") << text << "@" << implementation;
+    if (!result.text.empty()) continue;
+    const std::vector<cli::Verdict> verdicts =
+        cli::judge(own.call, expected, cli::NanRule::kRefused);
+    EXPECT_EQ(cli::fault_text(verdicts), "") << text << "@" << implementation;
+  }
+}
+
+}  // namespace flashtile::test

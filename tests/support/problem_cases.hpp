@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Problem texts as test cases: ids, random inputs, and what every implementation should give.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "expectations.hpp"
+
+namespace flashtile::test {
+
+/// A problem text as the parameter of a test.
+struct ProblemParam {
+  std::string text;
+};
+void PrintTo(const ProblemParam& param, std::ostream* stream);
+
+/// A name that GoogleTest takes, from a problem text.
+std::string test_name(std::string_view text);
+
+/// Both ops of "OP:rest" for each text ":rest"; attention_fwd gets lse as well.
+std::vector<ProblemParam> both_ways(const std::vector<std::string>& texts);
+std::vector<ProblemParam> forward_only(const std::vector<std::string>& texts);
+
+/// The call of a problem text with random inputs; for a backward op also with the reference's
+/// forward results.
+cli::OwnedCall random_problem_call(std::string_view text, uint64_t seed = 1);
+
+/// Runs every implementation on the problem (a backward op after its own forward) and adds a test
+/// failure for each that refuses or whose error is more than allowed.
+void expect_problem_conforms(const std::string& text, uint64_t seed = 1);
+
+}  // namespace flashtile::test
