@@ -70,8 +70,8 @@ TEST(Float16, EveryNanStaysOneWithItsSign) {
     const auto value = std::bit_cast<float>(bits);
     EXPECT_TRUE(std::isnan(f16_to_float(float_to_f16(value)))) << bits;
     EXPECT_TRUE(std::isnan(bf16_to_float(float_to_bf16(value)))) << bits;
-    EXPECT_EQ(float_to_f16(value) >> 15, bits >> 31);
-    EXPECT_EQ(float_to_bf16(value) >> 15, bits >> 31);
+    EXPECT_EQ(uint32_t{float_to_f16(value)} >> 15, bits >> 31);
+    EXPECT_EQ(uint32_t{float_to_bf16(value)} >> 15, bits >> 31);
   }
 }
 
