@@ -23,7 +23,6 @@ struct StripRow {
 
 struct StripInterpreter {
   const char* name;
-  bool (*is_available)();
   int64_t (*bytes)(const StripProgram& program);
   void (*run)(StripRow& row);
 };

@@ -3,13 +3,6 @@
 
 namespace flashtile::variant::testing {
 
-const StripInterpreter kStripAvx512 = {"avx512",
-                                       [] {
-                                         return __builtin_cpu_supports("avx512f") != 0 &&
-                                                __builtin_cpu_supports("avx512bw") != 0 &&
-                                                __builtin_cpu_supports("avx512dq") != 0 &&
-                                                __builtin_cpu_supports("avx512vl") != 0;
-                                       },
-                                       cpu::avx512::strip_bytes, cpu::avx512::run_row};
+const StripInterpreter kStripAvx512 = {"avx512", cpu::avx512::strip_bytes, cpu::avx512::run_row};
 
 }  // namespace flashtile::variant::testing

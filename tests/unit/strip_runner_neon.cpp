@@ -3,7 +3,6 @@
 
 namespace flashtile::variant::testing {
 
-const StripInterpreter kStripNeon = {"neon", [] { return true; }, cpu::neon::strip_bytes,
-                                     cpu::neon::run_row};
+const StripInterpreter kStripNeon = {"neon", cpu::neon::strip_bytes, cpu::neon::run_row};
 
 }  // namespace flashtile::variant::testing

@@ -3,7 +3,6 @@
 
 namespace flashtile::variant::testing {
 
-const StripInterpreter kStripScalar = {"scalar", [] { return true; }, cpu::scalar::strip_bytes,
-                                       cpu::scalar::run_row};
+const StripInterpreter kStripScalar = {"scalar", cpu::scalar::strip_bytes, cpu::scalar::run_row};
 
 }  // namespace flashtile::variant::testing
