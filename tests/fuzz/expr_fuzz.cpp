@@ -2,6 +2,7 @@
 //
 // Any text: the parser refuses it with an Error, or everything made from it agrees with itself. The
 // first byte chooses between a score and a mask.
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <string>
