@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# The program `flashtile`: cli/main.cpp with cli/command_*.cpp, and everything else under cli/ as an
-# archive that the tests link too.
+# The program `flashtile`: cli/main.cpp, and everything else under cli/ as an archive that the
+# tests link too.
 if(NOT FLASHTILE_BUILD_CLI)
   return()
 endif()
@@ -28,19 +28,18 @@ if(cli_missing)
   message(FATAL_ERROR "flashtile: FLASHTILE_BUILD_CLI is ON, but CMake does not find "
                       "${cli_missing}")
 endif()
-# CLI11 costs a compiler some four seconds in each file: main and the commands, which only read flags
-# and print, are compiled as one.
-set(cli_program ${cli_sources})
-list(FILTER cli_program INCLUDE REGEX "/command_[a-z]+\\.cpp$")
-list(REMOVE_ITEM cli_sources ${cli_program})
 
 flashtile_apply_isa(cli_sources)
 add_library(flashtile_cli_parts STATIC ${cli_sources})
+# CLI11 costs a compiler some four seconds in each file that includes it, so the commands, which only
+# read flags and print, are compiled as one.
+set(cli_commands ${cli_sources})
+list(FILTER cli_commands INCLUDE REGEX "/command_[a-z]+\\.cpp$")
+set_target_properties(flashtile_cli_parts PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+set_source_files_properties(${cli_commands} PROPERTIES UNITY_GROUP commands)
 target_include_directories(flashtile_cli_parts PUBLIC ${PROJECT_SOURCE_DIR}/cli)
 target_link_libraries(flashtile_cli_parts PUBLIC flashtile_internal CLI11::CLI11
                                                  nlohmann_json::nlohmann_json)
-add_executable(flashtile_cli ${cli_main} ${cli_program})
-set_target_properties(flashtile_cli PROPERTIES OUTPUT_NAME flashtile UNITY_BUILD ON
-                                               UNITY_BUILD_BATCH_SIZE 0)
-target_compile_options(flashtile_cli PRIVATE $<$<CONFIG:Release>:-O1>)
+add_executable(flashtile_cli ${cli_main})
+set_target_properties(flashtile_cli PROPERTIES OUTPUT_NAME flashtile)
 target_link_libraries(flashtile_cli PRIVATE flashtile_cli_parts)
