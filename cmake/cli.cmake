@@ -31,7 +31,7 @@ endif()
 
 flashtile_apply_isa(cli_sources)
 add_library(flashtile_cli_parts STATIC ${cli_sources})
-# CLI11 costs a compiler some four seconds in each file that includes it, so the commands, which only
+# CLI11 costs a compiler some four seconds in each file that includes it: the commands, which only
 # read flags and print, are compiled as one.
 set(cli_commands ${cli_sources})
 list(FILTER cli_commands INCLUDE REGEX "/command_[a-z]+\\.cpp$")

@@ -76,9 +76,10 @@ def print_table(rows):
 def main():
     build = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "build" / "release")
     program = build / "flashtile"
-    print("Attention of layer 3 of all-MiniLM-L6-v2 on the opening of Alice in Wonderland, 12 heads of\n"
-          "32, float32; and of the same text 69 times over. Errors are the largest of any element,\n"
-          "against the model's own output and against double precision.\n", flush=True)
+    print("Attention of layer 3 of all-MiniLM-L6-v2 on the opening of Alice in Wonderland\n"
+          "(12 heads of 32, float32), and of the same text 69 times over. Errors are the largest\n"
+          "of any element, against the model's own output and against double precision.\n",
+          flush=True)
     rows = [("tokens", "implementation", "error to model", "error to double", "time",
              "peak memory")]
     ratios = []

@@ -28,10 +28,12 @@ TEXT = CODE | {".md", ".json", ".txt", ".in", ".yml", ".toml"}
 SKIPPED_FOLDERS = {".git", ".venv", ".cache", "__pycache__", "corpus"}
 SKIPPED_AT_THE_TOP = {"build", "Testing"}
 
-# The folders under src/ and the CLI, lowest first: each may include itself and what is below.
-LAYERS = ["core", "variant", "ops", "cpu", "capi"]
-# Text for several compilers, one of which (NVRTC) has no standard library.
-FREESTANDING = ("src/variant/text/",)
+# The folders under src/ and the CLI, lowest first: each may include itself and what is below. Those
+# of one level do not see each other.
+LAYERS = [["core"], ["variant"], ["ops"], ["cpu", "cuda"], ["capi"], ["cli"]]
+# Text for compilers that have no standard library (NVRTC).
+FREESTANDING = ("src/variant/text/", "src/cuda/device/")
+DEVICE_TEXT = ("src/variant/", "src/cuda/device/")
 
 # One word per thing (docs/glossary.md): what not to write -> what to write.
 GLOSSARY = {
@@ -168,18 +170,25 @@ def check_marks(file):
                   f"expected {match.group(1)}(#N)"
 
 
-def layer_of(path):
-    """Position of a path's folder in the order of includes; None for what is outside of it."""
+def folder_of(path):
+    """The folder that the order of includes knows: one under src/, or cli; None elsewhere."""
     parts = path.split("/")
-    if parts[0] == "src" and len(parts) > 2 and parts[1] in LAYERS:
-        return LAYERS.index(parts[1])
-    return len(LAYERS) if parts[0] == "cli" else None
+    if parts[0] == "src" and len(parts) > 2:
+        return parts[1]
+    return "cli" if parts[0] == "cli" else None
+
+
+def may_include(path, target):
+    own, other = folder_of(path), folder_of(target)
+    levels = {folder: level for level, folders in enumerate(LAYERS) for folder in folders}
+    if own not in levels or other not in levels or own == other:
+        return True
+    return levels[other] < levels[own]
 
 
 def check_includes(file, paths):
     if file.suffix not in CPP:
         return
-    own_layer = layer_of(file.path)
     for number, line in file.lines():
         match = INCLUDE.match(line)
         if not match:
@@ -196,8 +205,11 @@ def check_includes(file, paths):
             yield where + ", which is not in the tree"
         elif file.is_in("include") and not target.startswith("include/"):
             yield where + ", expected only public headers"
-        elif own_layer is not None and (layer_of(target) or 0) > own_layer:
-            yield where + ", which is in a higher layer: " + " <- ".join(LAYERS + ["cli"])
+        elif not may_include(file.path, target):
+            order = " <- ".join("/".join(folders) for folders in LAYERS)
+            yield where + ", which is in a higher layer: " + order
+        elif file.path.startswith(FREESTANDING) and not target.startswith(DEVICE_TEXT):
+            yield where + ", expected only device text: " + ", ".join(DEVICE_TEXT)
 
 
 def find_include(from_path, name, paths):

@@ -73,12 +73,17 @@ class LintTest(unittest.TestCase):
         def tree(includer, included):
             return {includer: SPDX + f'#include "{included}"\n',
                     "include__flashtile__x_DOT_hpp": SPDX, "src__core__x_DOT_hpp": SPDX,
-                    "src__cpu__x_DOT_hpp": SPDX}
+                    "src__cpu__x_DOT_hpp": SPDX, "src__variant__x_DOT_hpp": SPDX}
 
         self.assertEqual(self.findings(**tree("src__cpu__a_DOT_cpp", "core/x.hpp")), [])
         self.assertEqual(self.findings(**tree("cli__a_DOT_cpp", "cpu/x.hpp")), [])
         self.assertEqual(self.findings(**tree("src__core__a_DOT_cpp", "flashtile/x.hpp")), [])
         self.assert_found(self.findings(**tree("src__ops__a_DOT_cpp", "cpu/x.hpp")), "higher layer")
+        self.assert_found(self.findings(**tree("src__cuda__a_DOT_cpp", "cpu/x.hpp")),
+                          "higher layer")
+        device = "src__cuda__device__a_DOT_cuh"
+        self.assertEqual(self.findings(**tree(device, "variant/x.hpp")), [])
+        self.assert_found(self.findings(**tree(device, "core/x.hpp")), "only device text")
         self.assert_found(self.findings(**tree("include__flashtile__a_DOT_hpp", "core/x.hpp")),
                           "only public headers")
         self.assert_found(self.findings(**tree("src__ops__a_DOT_cpp", "core/y.hpp")),
