@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/peak.hpp"
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <vector>
@@ -46,38 +48,44 @@ Kernel bf16_dot_kernel() {
   return nullptr;
 }
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
+/// Processor time of the calling thread: does not count what others take from it.
+double thread_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// Rounds that keep one thread busy for `seconds`.
+int64_t rounds_for(Kernel kernel, double seconds) {
+  double operations = 0;
+  for (int64_t num_rounds = 1 << 14;; num_rounds *= 2) {
+    const double start = thread_seconds();
+    volatile float result = kernel(num_rounds, &operations);
+    static_cast<void>(result);
+    if (thread_seconds() - start >= seconds) return num_rounds;
+  }
 }
 
 /// Every worker runs the kernel at the same time; the rate of all together, at its best.
 double best_gflops(Kernel kernel, const Context& context) {
-  constexpr int kTries = 3;
-  constexpr int kLongRuns = 5;
+  constexpr int kRuns = 8;
   constexpr double kSecondsPerRun = 0.02;
+  const int64_t num_rounds = rounds_for(kernel, kSecondsPerRun);
   const int num_workers = num_workers_of(context);
   std::vector<float> results(static_cast<size_t>(num_workers));
   std::vector<double> operations(static_cast<size_t>(num_workers));
   double best = 0;
-  const auto run_all = [&](int64_t num_rounds) {
+  for (int run = 0; run < kRuns; ++run) {
     const Clock::time_point start = Clock::now();
     parallel_for(context, num_workers, [&](int64_t task_idx, int) {
       const auto i = static_cast<size_t>(task_idx);
       results[i] = kernel(num_rounds, &operations[i]);
     });
-    const double seconds = seconds_since(start);
+    const std::chrono::duration<double> time = Clock::now() - start;
     double total = 0;
     for (const double count : operations) total += count;
-    best = std::max(best, total / seconds / 1e9);
-    return seconds;
-  };
-  // A run that the system interrupts looks long although it is not: the shortest one decides.
-  int64_t num_rounds = int64_t{1} << 14;
-  for (double shortest = 0; shortest < kSecondsPerRun; num_rounds *= 2) {
-    shortest = run_all(num_rounds);
-    for (int i = 1; i < kTries; ++i) shortest = std::min(shortest, run_all(num_rounds));
+    best = std::max(best, total / time.count() / 1e9);
   }
-  for (int i = 0; i < kLongRuns; ++i) run_all(num_rounds);
   return best;
 }
 
