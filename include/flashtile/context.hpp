@@ -39,6 +39,9 @@ struct Context {
   /// Force one implementation, such as "attention_fwd_avx2"; empty: the registry chooses. The
   /// environment variable FLASHTILE_IMPL does the same for calls that leave this empty.
   std::string implementation;
+  /// For explain only: plan for the usual GPU of this architecture, such as "sm_89", whether or not
+  /// this machine has one. A call that would run refuses it.
+  std::string arch;
 };
 
 }  // namespace flashtile

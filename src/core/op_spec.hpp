@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/kernel_choice.hpp"
 #include "flashtile/context.hpp"
 #include "flashtile/explain.hpp"
 #include "flashtile/tensor.hpp"
@@ -110,6 +111,9 @@ struct OpSpec {
   /// Optional: adds sizes that follow from values in a problem text ("cu_seqlens_q={0,3,10}" gives
   /// total_q) to those that are known from the text; open ones get their defaults afterwards.
   void (*derive_sizes)(const ProblemText& problem, Sizes& sizes) = nullptr;
+  /// Optional: the GPU kernels that a call would launch, with tensors that need no memory. Throws
+  /// Error where no implementation takes it.
+  std::vector<KernelChoice> (*kernels)(const void* args, const Context& context) = nullptr;
 
   const DimSpec* find_dim(std::string_view dim) const;
   /// The row for a tensor name; family rows match any suffix ("aux.table" finds "aux.*").
@@ -151,6 +155,11 @@ class OpCall {
 
   void run(const Context& context) const { spec_->run(args_.get(), context); }
   Explanation explain(const Context& context) const { return spec_->explain(args_.get(), context); }
+  /// The GPU kernels that the call would launch; none for an op that has no such kernel.
+  std::vector<KernelChoice> kernels(const Context& context) const {
+    if (spec_->kernels == nullptr) return {};
+    return spec_->kernels(args_.get(), context);
+  }
 
  private:
   const OpSpec* spec_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "flashtile/attention.hpp"
 
+#include "core/fail.hpp"
 #include "ops/attention/implementations.hpp"
 #include "ops/attention/reference.hpp"
 
@@ -20,6 +21,31 @@ std::string_view op_name(bool is_backward) {
 
 bool has_memory(const AttentionArgs& args) {
   return args.q.data != nullptr || args.k.data != nullptr || args.v.data != nullptr;
+}
+
+/// Says which GPU a plan is made for: the tensors', or the one of a named architecture.
+void choose_gpu(std::string_view op, const Context& context, AttentionProblem& problem) {
+  if (!context.arch.empty()) {
+    problem.gpu = named_gpu_model(context.arch);
+    if (problem.gpu == nullptr) {
+      std::string known;
+      for (const std::string& name : known_gpu_archs()) known += " " + name;
+      fail(op, "arch is '", context.arch, "', expected one of", known);
+    }
+    problem.device = {DeviceType::kCuda, 0};
+  } else if (problem.device.type == DeviceType::kCuda) {
+    problem.gpu = &gpu_model(problem.device);
+  }
+}
+
+AttentionProblem problem_to_explain(const AttentionArgs& args, bool is_backward,
+                                    const Context& context) {
+  const bool is_call = has_memory(args);
+  AttentionProblem problem = is_call ? make_attention_problem(args, is_backward)
+                                     : make_attention_problem_from_shapes(args, is_backward);
+  if (!is_call) problem.device = context.device;
+  choose_gpu(op_name(is_backward), context, problem);
+  return problem;
 }
 
 AttentionArgs make_args(const TensorView& q, const TensorView& k, const TensorView& v,
@@ -64,19 +90,37 @@ std::vector<std::string> attention_implementation_names(bool is_backward) {
 }
 
 void run_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
-  const AttentionProblem problem = make_attention_problem(args, is_backward);
+  const std::string_view op = op_name(is_backward);
+  if (!context.arch.empty()) {
+    fail(op, "arch is '", context.arch, "', but only explain takes one");
+  }
+  AttentionProblem problem = make_attention_problem(args, is_backward);
+  choose_gpu(op, context, problem);
   const AttentionImplementation& implementation =
-      select(op_name(is_backward), attention_implementations(is_backward), problem, context);
+      select(op, attention_implementations(is_backward), problem, context);
   const AttentionPlan plan = implementation.plan(problem);
-  implementation.launch(problem, plan, args, context);
+  if (problem.device == context.device) {
+    implementation.launch(problem, plan, args, context);
+    return;
+  }
+  // The tensors say where the call runs.
+  Context placed = context;
+  placed.device = problem.device;
+  implementation.launch(problem, plan, args, placed);
 }
 
 Explanation explain_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
-  const AttentionProblem problem = has_memory(args)
-                                       ? make_attention_problem(args, is_backward)
-                                       : make_attention_problem_from_shapes(args, is_backward);
+  const AttentionProblem problem = problem_to_explain(args, is_backward, context);
   return explain_selection(op_name(is_backward), attention_implementations(is_backward), problem,
                            context);
+}
+
+std::vector<KernelChoice> attention_kernels(const AttentionArgs& args, bool is_backward,
+                                            const Context& context) {
+  const AttentionProblem problem = problem_to_explain(args, is_backward, context);
+  const AttentionImplementation& implementation =
+      select(op_name(is_backward), attention_implementations(is_backward), problem, context);
+  return implementation.plan(problem).kernels;
 }
 
 void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,

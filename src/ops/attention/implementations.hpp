@@ -28,6 +28,10 @@ std::vector<std::string> attention_implementation_names(bool is_backward);
 void run_attention(const AttentionArgs& args, bool is_backward, const Context& context);
 Explanation explain_attention(const AttentionArgs& args, bool is_backward, const Context& context);
 
+/// The GPU kernels that the call would launch; none on the CPU.
+std::vector<KernelChoice> attention_kernels(const AttentionArgs& args, bool is_backward,
+                                            const Context& context);
+
 /// Sizes that a problem text implies: totals from cu_seqlens lists, pages from page_size, ...
 void derive_attention_sizes(const ProblemText& problem, Sizes& sizes);
 

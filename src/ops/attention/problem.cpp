@@ -312,6 +312,7 @@ std::string to_string(const AttentionPlan& plan) {
          << plan.num_splits << ", tasks " << plan.num_tasks << ", workspace "
          << plan.workspace_bytes << " + " << plan.worker_bytes << " bytes a worker";
   }
+  for (const KernelChoice& kernel : plan.kernels) text << "\n  " << to_string(kernel);
   return text.str();
 }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/gpu_model.hpp"
+#include "core/kernel_choice.hpp"
 #include "ops/attention/args.hpp"
 #include "variant/expr/expr.hpp"
 
@@ -40,6 +42,7 @@ struct Dropout {
 struct AttentionProblem {
   bool is_backward = false;
   Device device;
+  const GpuModel* gpu = nullptr;  ///< what a plan for a GPU is made for; null on the CPU
   DType dtype = DType::kF32;
 
   int64_t batch_size = 0;
@@ -91,15 +94,16 @@ AttentionProblem make_attention_problem(const AttentionArgs& args, bool is_backw
 /// For explain on a call whose tensors have no memory: as above, without addresses or data.
 AttentionProblem make_attention_problem_from_shapes(const AttentionArgs& args, bool is_backward);
 
-/// How a CPU implementation runs a problem; printable.
+/// How an implementation runs a problem; printable.
 struct AttentionPlan {
   std::string_view implementation;
   int64_t block_m = 0;
   int64_t block_n = 0;
   int64_t num_splits = 1;  ///< parts of the keys that are worked on independently
   int64_t num_tasks = 0;
-  int64_t workspace_bytes = 0;  ///< fixed part
-  int64_t worker_bytes = 0;     ///< further bytes for each worker
+  int64_t workspace_bytes = 0;        ///< fixed part
+  int64_t worker_bytes = 0;           ///< further bytes for each worker
+  std::vector<KernelChoice> kernels;  ///< what a GPU launches, in order; empty on the CPU
 };
 
 std::string to_string(const AttentionPlan& plan);

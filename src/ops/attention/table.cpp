@@ -246,6 +246,9 @@ OpSpec make_spec(std::string_view name, std::string_view doc, std::span<const Te
     return explain_attention(*static_cast<const AttentionArgs*>(args), is_backward, context);
   };
   spec.implementations = [] { return attention_implementation_names(is_backward); };
+  spec.kernels = [](const void* args, const Context& context) {
+    return attention_kernels(*static_cast<const AttentionArgs*>(args), is_backward, context);
+  };
   return spec;
 }
 
