@@ -5,6 +5,8 @@
 # than the shared library exports.
 file(GLOB_RECURSE library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cpp)
 flashtile_apply_isa(library_sources)
+include(cmake/embed.cmake)
+flashtile_embed_device_text(library_sources)
 
 add_library(flashtile_objects OBJECT ${library_sources})
 target_include_directories(flashtile_objects PRIVATE ${PROJECT_SOURCE_DIR}/include
