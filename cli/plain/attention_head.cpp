@@ -38,9 +38,13 @@ std::vector<double> product_sizes(std::span<const Real> query, const Matrix<Real
   return sizes;
 }
 
-/// A fixed sign for each element, for noise that must not cancel.
+/// A fixed sign for each element, as if by chance: signs that are spread too evenly cancel more in
+/// sums than rounding does.
 double noise_sign(size_t i, size_t j) {
-  return ((i * 0x9E3779B97F4A7C15 + j) * 0xBF58476D1CE4E5B9) >> 63 != 0 ? 1 : -1;
+  uint64_t x = i * 0x9E3779B97F4A7C15 + j * 0xD1B54A32D192ED03 + 1;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+  x = (x ^ x >> 27) * 0x94D049BB133111EB;
+  return (x ^ x >> 31) >> 63 != 0 ? 1 : -1;
 }
 
 }  // namespace
@@ -78,8 +82,8 @@ PlainHead<Real>::PlainHead(const AttentionProblem& problem, const AttentionArgs&
       logits_(problem, args, sequence, head, config.mode == PlainMode::kJitter),
       sink_(args.sink ? element<float>(args.sink, {head}) : -kInfinity),
       max_logit_(-kInfinity) {
-  dropout_ = {problem.dropout.seed, problem.dropout.offset,
-              static_cast<uint32_t>(sequence.batch_idx * problem.num_heads + head),
+  batch_head_ = static_cast<size_t>(sequence.batch_idx * problem.num_heads + head);
+  dropout_ = {problem.dropout.seed, problem.dropout.offset, static_cast<uint32_t>(batch_head_),
               problem.dropout.threshold};
   for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
     if (is_plain_row(config, i, sequence.seqlen_q)) q_indices_.push_back(i);
@@ -189,9 +193,11 @@ void PlainHead<Real>::softmax_gradient_row(size_t row_idx, const Matrix<Real>& d
     }
     const double delta = std::sqrt(squares) + std::abs(dlse);
     dsink_ += sink_probabilities_[row_idx] * delta;
+    const size_t row_key = batch_head_ << 32 | row_idx;
+    const double row_sign = noise_sign(row_key, 0);  // delta is rounded once for the whole row
     for (size_t j = 0; j < row.size(); ++j) {
-      const double size = noise_sign(row_idx, 2 * j) * std::abs(static_cast<double>(row[j])) +
-                          noise_sign(row_idx, 2 * j + 1) * delta;
+      const double size =
+          noise_sign(row_key, j + 1) * std::abs(static_cast<double>(row[j])) + row_sign * delta;
       row[j] = p[j] * static_cast<Real>(size);
     }
     return;

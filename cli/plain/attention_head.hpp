@@ -64,6 +64,7 @@ class PlainHead {
   PlainLogits logits_;
   DropoutRow dropout_;
   double sink_;
+  size_t batch_head_ = 0;
   std::vector<int64_t> q_indices_;
   Matrix<Real> queries_, probabilities_, weights_, slopes_, out_, dlogits_, dq_;
   std::vector<double> lse_, sink_probabilities_;
