@@ -31,12 +31,16 @@ endif()
 
 flashtile_apply_isa(cli_sources)
 add_library(flashtile_cli_parts STATIC ${cli_sources})
-# CLI11 costs a compiler some four seconds in each file that includes it: the commands, which only
-# read flags and print, are compiled as one.
-set(cli_commands ${cli_sources})
-list(FILTER cli_commands INCLUDE REGEX "/command_[a-z]+\\.cpp$")
+target_precompile_headers(flashtile_cli_parts PRIVATE ${precompiled_headers})
+# CLI11 and nlohmann-json cost a compiler some four seconds in each file that includes them: those
+# files, which are neither long nor hot, are compiled as one.
 set_target_properties(flashtile_cli_parts PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-set_source_files_properties(${cli_commands} PROPERTIES UNITY_GROUP commands)
+foreach(source IN LISTS cli_sources)
+  file(STRINGS ${source} heavy REGEX "commands\\.hpp|<CLI/|<nlohmann/" LIMIT_COUNT 1)
+  if(heavy)
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP heavy)
+  endif()
+endforeach()
 target_include_directories(flashtile_cli_parts PUBLIC ${PROJECT_SOURCE_DIR}/cli)
 target_link_libraries(flashtile_cli_parts PUBLIC flashtile_internal CLI11::CLI11
                                                  nlohmann_json::nlohmann_json)

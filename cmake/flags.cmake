@@ -42,6 +42,12 @@ if(FLASHTILE_SANITIZE)
   target_link_options(flashtile_flags INTERFACE ${sanitize})
 endif()
 
+# Reading these takes a third of a small file's time. Each file still includes what it uses: the asan,
+# fuzz and aarch64 presets build without.
+set(precompiled_headers <algorithm> <array> <cmath> <memory> <optional> <span> <string> <vector>)
+# Lets ccache work with them (it also needs CCACHE_SLOPPINESS=pch_defines,time_macros).
+target_compile_options(flashtile_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
+
 find_package(Threads REQUIRED)
 target_link_libraries(flashtile_flags INTERFACE Threads::Threads)
 if(FLASHTILE_OPENMP)

@@ -45,6 +45,7 @@ function(flashtile_apply_isa sources_variable)
         set_source_files_properties(
           ${source} PROPERTIES
           COMPILE_DEFINITIONS FLASHTILE_ISA=${isa}
+          SKIP_PRECOMPILE_HEADERS ON
           COMPILE_OPTIONS
             "${isa_flags_${isa}};-fno-math-errno;-fno-trapping-math;$<$<CONFIG:Release>:-O3>")
       endif()

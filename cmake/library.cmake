@@ -12,6 +12,7 @@ add_library(flashtile_objects OBJECT ${library_sources})
 target_include_directories(flashtile_objects PRIVATE ${PROJECT_SOURCE_DIR}/include
                                                      ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(flashtile_objects PRIVATE flashtile_flags)
+target_precompile_headers(flashtile_objects PRIVATE ${precompiled_headers})
 
 add_library(flashtile $<TARGET_OBJECTS:flashtile_objects>)
 add_library(flashtile::flashtile ALIAS flashtile)

@@ -32,6 +32,7 @@ build() {
   fi
   if command -v ccache >/dev/null; then
     export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache
+    export CCACHE_SLOPPINESS=pch_defines,time_macros
   fi
   say "building build/$preset"
   mkdir -p "build/$preset"
