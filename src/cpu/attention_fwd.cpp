@@ -14,8 +14,12 @@
 namespace flashtile::cpu {
 namespace {
 
-constexpr int64_t kBlockM = 64;
-constexpr int64_t kBlockN = 128;
+constexpr int64_t kBlockM = 96;  ///< a multiple of 6, the rows of a register tile
+/// S (kBlockM, block_n) should stay in L1, K and V of a block in L2.
+int64_t block_n_for(const AttentionProblem& problem) {
+  return problem.head_dim + problem.head_dim_v <= 512 ? 128 : 64;
+}
+
 /// Packed keys beyond one pair a worker, so that waves of small pairs are worth their barriers.
 constexpr int64_t kExtraBytes = int64_t{1} << 20;
 
@@ -254,15 +258,15 @@ AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& pr
   AttentionPlan plan;
   plan.implementation = isa.forward_name;
   plan.block_m = kBlockM;
-  plan.block_n = kBlockN;
+  plan.block_n = block_n_for(problem);
   plan.num_tasks = problem.batch_size * problem.num_heads * ceil_div(problem.max_seqlen_q, kBlockM);
   const BlockLayout layout =
       kernels.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v);
   const int64_t pair_bytes =
-      ceil_div(problem.max_seqlen_k, kBlockN) * (layout.block_bytes + 1) + 256;
+      ceil_div(problem.max_seqlen_k, plan.block_n) * (layout.block_bytes + 1) + 256;
   plan.workspace_bytes = kExtraBytes;
-  plan.worker_bytes = pair_bytes + kernels.fwd_scratch_bytes(kBlockM, kBlockN, problem.head_dim,
-                                                             problem.head_dim_v);
+  plan.worker_bytes = pair_bytes + kernels.fwd_scratch_bytes(kBlockM, plan.block_n,
+                                                             problem.head_dim, problem.head_dim_v);
   return plan;
 }
 

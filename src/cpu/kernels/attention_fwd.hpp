@@ -6,7 +6,8 @@
 //   for each run of key blocks the mask gives:
 //     S = softmax_scale Q K^T          (m, n)    product 1
 //     S = score rules, masks           -inf where a row does not see a key
-//     m' = max(m, row max of S);  P = exp(S - m');  f = exp(m - m');  l = f l + row sum of P
+//     P = exp(S - m), l += row sum of P; where S exceeds the reference m by too much,
+//     m' = row max of S, f = exp(m - m'), and P, l, O are scaled to it
 //     O = diag(f) O + P V              (m, dv)   product 2
 //   out = O / l, lse = m + log l, with the sink in l
 //
@@ -60,10 +61,14 @@ struct FwdState {
   Element* v_copy;
   float* s;
   float* o;
-  float* row_max;
+  float* row_max;  ///< the reference that exponentials are taken against
   float* row_sum;
-  float* factor;
-  float* new_max;
+  float* row_top;  ///< largest score so far
+  float* factor;   ///< of a row's earlier sums, where `is_rescaled`
+  float* saved_max;
+  float* saved_sum;
+  float unit;  ///< one unit of score in natural logarithms
+  bool is_rescaled;
   BlockPrograms programs;
   int64_t q_ld, s_ld, o_ld;
 };
@@ -85,8 +90,10 @@ FwdState<Operands> fwd_state(char* memory, int64_t block_m, int64_t block_n, int
   state.o = scratch.take<float>(block_m * state.o_ld);
   state.row_max = scratch.take<float>(padded(block_m));
   state.row_sum = scratch.take<float>(padded(block_m));
+  state.row_top = scratch.take<float>(padded(block_m));
   state.factor = scratch.take<float>(padded(block_m));
-  state.new_max = scratch.take<float>(padded(block_m));
+  state.saved_max = scratch.take<float>(padded(block_m));
+  state.saved_sum = scratch.take<float>(padded(block_m));
   *bytes = scratch.next - memory;
   return state;
 }
@@ -97,9 +104,10 @@ void compute_scores(const FwdBlock& block, const TileSpan& tile, bool is_full,
                     FwdState<Operands>& state) {
   const PackedKeys& keys = *block.keys;
   const ScoreRules& rules = *block.rules;
-  const auto* k = reinterpret_cast<const typename Operands::Element*>(
+  const auto* k_block = reinterpret_cast<const typename Operands::Element*>(
       keys.blocks + tile.k_begin / keys.block_n * keys.layout.block_bytes +
       keys.layout.offset[kFormK]);
+  const auto* k = Operands::from_column(k_block, tile.k_begin % keys.block_n);
   const float alpha = rules.is_plain ? rules.softmax_scale * kLog2e : rules.softmax_scale;
   Operands::multiply(tile.m, tile.n, block.head_dim, state.q, state.q_ld, k, keys.layout.ld[kFormK],
                      {.c = state.s, .ldc = state.s_ld, .alpha = alpha});
@@ -107,37 +115,95 @@ void compute_scores(const FwdBlock& block, const TileSpan& tile, bool is_full,
   apply_masks(rules, state.programs, tile, is_full, state.s, state.s_ld);
 }
 
-/// P = exp(S - max), factors for what was summed before, new maxima and sums.
+/// Where P of row i goes: over S, or beside it where P is bf16.
+template <class Operands>
+FLASHTILE_INLINE auto* weights_row(FwdState<Operands>& state, int64_t i) {
+  if constexpr (sizeof(typename Operands::Element) == 4) {
+    return state.s + i * state.s_ld;
+  } else {
+    return state.p + i * state.s_ld;
+  }
+}
+
+/// Drops weights of one row of P.
+template <class Operands>
+void drop_row(const ScoreRules& rules, const TileSpan& tile, int64_t i, FwdState<Operands>& state) {
+  auto* p = weights_row(state, i);
+  float row[kMaxBlockN];
+  for (int64_t j = 0; j < tile.n; j += kLanes) store(row + j, load(p + j));
+  apply_dropout_row(rules, tile.q_begin + i, tile.k_begin, tile.n, row);
+  for (int64_t j = 0; j < tile.n; j += kLanes) store(p + j, load(row + j));
+}
+
+/// P = exp(S - reference) of one row against a new reference: its maximum so far.
 template <class F, class Operands>
-void online_softmax(const ScoreRules& rules, const TileSpan& tile, FwdState<Operands>& state) {
+void softmax_row(const TileSpan& tile, int64_t i, FwdState<Operands>& state) {
+  const float* s = state.s + i * state.s_ld;
+  const float old = state.row_max[i];
+  const float top = row_max_of(s, tile.n, old);
+  const float reference = softmax_reference(top);
+  const float sum = exp_row<F>(s, tile.n, reference, weights_row(state, i));
+  const float factor = old == -kInfinity ? 1.0f : __builtin_expf((old - reference) * state.unit);
+  state.factor[i] = factor;
+  state.is_rescaled = state.is_rescaled || factor != 1.0f;
+  state.row_max[i] = top;
+  state.row_top[i] = top > state.row_top[i] ? top : state.row_top[i];
+  state.row_sum[i] = state.row_sum[i] * factor + sum;
+}
+
+/// P, and what earlier sums are multiplied by. A row keeps its reference while no score exceeds it
+/// by more than kSlack: its exponentials then take one pass and nothing is rescaled. Larger weights
+/// cost no precision, they are floats. A row that does exceed it is scaled to the new maximum;
+/// false when one does by so much that it has overflowed: then nothing has been kept, and S has to
+/// be worked out again.
+template <class F, class Operands>
+bool try_softmax(const TileSpan& tile, FwdState<Operands>& state) {
+  constexpr float kSlack = 6;
+  constexpr float kLimit = 80;
+  state.is_rescaled = false;
   for (int64_t i = 0; i < tile.m; ++i) {
-    state.new_max[i] = row_max_of(state.s + i * state.s_ld, tile.n, state.row_max[i]);
-  }
-  for (int64_t i = 0; i < tile.m; i += kLanes) {
-    const Vf new_max = load(state.new_max + i);
-    const Vf reference = select(new_max == broadcast(-kInfinity), zero(), new_max);
-    store(state.factor + i, F::of(load(state.row_max + i) - reference));
-    store(state.row_max + i, new_max);
-  }
-  for (int64_t i = 0; i < tile.m; ++i) {
-    float* s = state.s + i * state.s_ld;
-    const float reference = softmax_reference(state.row_max[i]);
-    float sum;
-    if constexpr (sizeof(typename Operands::Element) == 4) {
-      sum = exp_row<F>(s, tile.n, reference, s);
-      if (rules.has_dropout) apply_dropout_row(rules, tile.q_begin + i, tile.k_begin, tile.n, s);
-    } else {
-      auto* p = state.p + i * state.s_ld;
-      if (rules.has_dropout) {
-        sum = exp_row<F>(s, tile.n, reference, s);
-        apply_dropout_row(rules, tile.q_begin + i, tile.k_begin, tile.n, s);
-        for (int64_t j = 0; j < tile.n; j += kLanes) store(p + j, load(s + j));
-      } else {
-        sum = exp_row<F>(s, tile.n, reference, p);
-      }
+    const float reference = state.row_max[i];
+    if (reference == -kInfinity) {
+      softmax_row<F>(tile, i, state);
+      continue;
     }
-    state.row_sum[i] = state.row_sum[i] * state.factor[i] + sum;
+    auto* p = weights_row(state, i);
+    float top;
+    float sum = exp_row_with_max<F>(state.s + i * state.s_ld, tile.n, reference, p, &top);
+    state.factor[i] = 1;
+    if (top > reference + kSlack) {
+      if (top > reference + kLimit) return false;
+      const float factor = __builtin_expf((reference - top) * state.unit);
+      for (int64_t j = 0; j < tile.n; j += kLanes) {
+        store(p + j, load(p + j) * broadcast(factor));
+      }
+      sum *= factor;
+      state.row_sum[i] *= factor;
+      state.row_max[i] = top;
+      state.factor[i] = factor;
+      state.is_rescaled = true;
+    }
+    state.row_top[i] = top > state.row_top[i] ? top : state.row_top[i];
+    state.row_sum[i] += sum;
   }
+  return true;
+}
+
+/// The softmax of a tile. Leaves P, row_max, row_sum, and factors where `is_rescaled`.
+template <class F, class Operands>
+void online_softmax(const FwdBlock& block, const TileSpan& tile, bool is_full,
+                    FwdState<Operands>& state) {
+  const auto bytes = static_cast<size_t>(padded(tile.m)) * sizeof(float);
+  __builtin_memcpy(state.saved_max, state.row_max, bytes);
+  __builtin_memcpy(state.saved_sum, state.row_sum, bytes);
+  if (!try_softmax<F>(tile, state)) {
+    __builtin_memcpy(state.row_max, state.saved_max, bytes);
+    __builtin_memcpy(state.row_sum, state.saved_sum, bytes);
+    compute_scores(block, tile, is_full, state);
+    for (int64_t i = 0; i < tile.m; ++i) softmax_row<F>(tile, i, state);
+  }
+  if (!block.rules->has_dropout) return;
+  for (int64_t i = 0; i < tile.m; ++i) drop_row(*block.rules, tile, i, state);
 }
 
 /// V of a block that holds a NaN or infinity, with the rows zeroed that no row of this tile sees:
@@ -149,13 +215,14 @@ const typename Operands::Element* visible_values(const FwdBlock& block, const Ti
   const PackedKeys& keys = *block.keys;
   __builtin_memcpy(state.v_copy, v,
                    static_cast<size_t>(Operands::bytes(keys.block_n, keys.layout.ld[kFormV])));
+  const int64_t first = tile.k_begin % keys.block_n;
   for (int64_t j = 0; j < tile.n; ++j) {
     bool is_seen = false;
     for (int64_t i = 0; i < tile.m && !is_seen; ++i) {
       is_seen = state.s[i * state.s_ld + j] != -kInfinity;
     }
-    if (!is_seen)
-      Operands::clear_right_row(state.v_copy, keys.layout.ld[kFormV], j, block.head_dim_v);
+    if (is_seen) continue;
+    Operands::clear_right_row(state.v_copy, keys.layout.ld[kFormV], first + j, block.head_dim_v);
   }
   return state.v_copy;
 }
@@ -172,18 +239,27 @@ void fwd_tile(const FwdBlock& block, const TileSpan& tile, bool is_full, bool is
   if (!is_full && keys.v_has_nonfinite[n_block] != 0) {
     v = visible_values<Operands>(block, tile, v, state);
   }
-  online_softmax<F, Operands>(*block.rules, tile, state);
-  const typename Operands::Element* p = nullptr;
-  if constexpr (sizeof(typename Operands::Element) == 4) {
-    p = state.s;
-  } else {
-    p = state.p;
-  }
-  Operands::multiply(tile.m, block.head_dim_v, tile.n, p, state.s_ld, v, keys.layout.ld[kFormV],
+  online_softmax<F>(block, tile, is_full, state);
+  v = Operands::from_row(v, tile.k_begin % keys.block_n, keys.layout.ld[kFormV]);
+  const bool is_scaled = !is_first && state.is_rescaled;
+  Operands::multiply(tile.m, block.head_dim_v, tile.n, weights_row(state, 0), state.s_ld, v,
+                     keys.layout.ld[kFormV],
                      {.c = state.o,
                       .ldc = state.o_ld,
                       .accumulate = !is_first,
-                      .row_scale = is_first ? nullptr : state.factor});
+                      .row_scale = is_scaled ? state.factor : nullptr});
+}
+
+/// The part of a key block that the rows of a query block may see, by position, from a multiple of
+/// 32 on.
+FLASHTILE_INLINE TileSpan trimmed(const FwdBlock& block, TileSpan tile) {
+  const variant::PositionMask& position = block.rules->position;
+  const int64_t begin = position.keys(block.q_begin).begin / 32 * 32;
+  const int64_t end = position.keys(block.q_begin + block.num_rows - 1).end;
+  const int64_t tile_end = tile.k_begin + tile.n;
+  const int64_t first = begin > tile.k_begin ? begin : tile.k_begin;
+  const int64_t last = end < tile_end ? end : tile_end;
+  return {tile.q_begin, tile.m, first, last - first};
 }
 
 /// Calls body(tile, is_full) for each key block of the runs.
@@ -191,12 +267,13 @@ template <class Body>
 FLASHTILE_INLINE void for_each_tile(const FwdBlock& block, const Body& body) {
   const PackedKeys& keys = *block.keys;
   for (int64_t r = 0; r < block.num_runs; ++r) {
+    const bool is_full = block.runs[r].is_full;
     for (int64_t n_block = block.runs[r].begin; n_block < block.runs[r].end; ++n_block) {
       const int64_t k_begin = n_block * keys.block_n;
       const int64_t left = keys.seqlen_k - k_begin;
-      body(TileSpan{block.q_begin, block.num_rows, k_begin,
-                    left < keys.block_n ? left : keys.block_n},
-           block.runs[r].is_full);
+      const TileSpan tile{block.q_begin, block.num_rows, k_begin,
+                          left < keys.block_n ? left : keys.block_n};
+      body(is_full ? tile : trimmed(block, tile), is_full);
     }
   }
 }
@@ -205,7 +282,7 @@ FLASHTILE_INLINE void for_each_tile(const FwdBlock& block, const Body& body) {
 template <class F, class Operands>
 void fwd_finish(const FwdBlock& block, FwdState<Operands>& state) {
   const ScoreRules& rules = *block.rules;
-  const float unit = rules.is_plain ? kLn2 : 1.0f;  // one unit of score in natural logarithms
+  const float unit = state.unit;
   const float sink = block.sink / unit;
   const float gain = rules.has_dropout ? rules.dropout_gain : 1.0f;
   float highest = -kInfinity;
@@ -214,7 +291,7 @@ void fwd_finish(const FwdBlock& block, FwdState<Operands>& state) {
     float sum = state.row_sum[i];
     float scale = 1;
     float top = row_max;
-    if (row_max > highest) highest = row_max;
+    if (state.row_top[i] > highest) highest = state.row_top[i];
     if (block.sink != -kInfinity) {
       top = sink > row_max ? sink : row_max;
       scale = __builtin_expf((row_max - top) * unit);
@@ -264,6 +341,8 @@ void fwd_block_of(const FwdBlock& block) {
                       state.q, state.q_ld);
   fill_row(state.row_max, block.num_rows, -kInfinity);
   fill_row(state.row_sum, block.num_rows, 0);
+  fill_row(state.row_top, block.num_rows, -kInfinity);
+  state.unit = block.rules->is_plain ? kLn2 : 1.0f;
   bool is_first = true;
   for_each_tile(block, [&](const TileSpan& tile, bool is_full) {
     fwd_tile<F, Operands>(block, tile, is_full, is_first, state);

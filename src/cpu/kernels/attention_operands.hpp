@@ -44,6 +44,14 @@ struct FloatOperands {
                                                    int64_t ldb, const GemmC& out) {
     gemm(m, n, k, {a, 1, lda}, b, ldb, out);
   }
+  /// Where column `col` of a transposed block, or row `row` of a block by rows, begins; multiples
+  /// of 32.
+  static FLASHTILE_INLINE const Element* from_column(const Element* block, int64_t col) {
+    return block + col;
+  }
+  static FLASHTILE_INLINE const Element* from_row(const Element* block, int64_t row, int64_t ld) {
+    return block + row * ld;
+  }
   /// Zeroes row `row` of a block that pack_right made.
   static FLASHTILE_INLINE void clear_right_row(Element* block, int64_t ld, int64_t row,
                                                int64_t dim) {
@@ -81,6 +89,12 @@ struct Bf16Operands {
                                                    const Element* a, int64_t lda, const Element* b,
                                                    int64_t ldb, const GemmC& out) {
     gemm_bf16(m, n, k, {a, 2, 2 * lda}, b, ldb, out);
+  }
+  static FLASHTILE_INLINE const Element* from_column(const Element* block, int64_t col) {
+    return block + 2 * col;
+  }
+  static FLASHTILE_INLINE const Element* from_row(const Element* block, int64_t row, int64_t ld) {
+    return block + row * ld;
   }
   static FLASHTILE_INLINE void clear_right_row(Element* block, int64_t ld, int64_t row,
                                                int64_t dim) {

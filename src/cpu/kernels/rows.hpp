@@ -74,6 +74,40 @@ float exp_row(const float* s, int64_t n, float reference, T* p) {
   return reduce_add(a + b);
 }
 
+/// As exp_row with the maximum of s besides, in one pass: *top = max(s[0], ..., s[n - 1]), ignoring
+/// NaN. p may be s.
+template <typename F, typename T>
+float exp_row_with_max(const float* s, int64_t n, float reference, T* p, float* top) {
+  const Vf ref = broadcast(reference);
+  Vf sum_a = zero();
+  Vf sum_b = zero();
+  Vf max_a = broadcast(-__builtin_inff());
+  Vf max_b = max_a;
+  int64_t j = 0;
+  for (; j + 2 * kLanes <= n; j += 2 * kLanes) {
+    const Vf s_a = load(s + j);
+    const Vf s_b = load(s + j + kLanes);
+    max_a = max(s_a, max_a);
+    max_b = max(s_b, max_b);
+    const Vf x = F::of(s_a - ref);
+    const Vf y = F::of(s_b - ref);
+    store_flush(p + j, x);
+    store_flush(p + j + kLanes, y);
+    sum_a = sum_a + x;
+    sum_b = sum_b + y;
+  }
+  for (; j < n; j += kLanes) {
+    const Mf is_key = first_lanes(n - j);
+    const Vf s_a = load_partial(s + j, n - j);
+    max_a = select(is_key, max(s_a, max_a), max_a);
+    const Vf kept = select(is_key, F::of(s_a - ref), zero());
+    store_flush(p + j, kept);
+    sum_a = sum_a + kept;
+  }
+  *top = reduce_max(max(max_a, max_b));
+  return reduce_add(sum_a + sum_b);
+}
+
 /// x[j] *= factor for j < padded(n).
 inline void scale_row(float* x, int64_t n, float factor) {
   const Vf f = broadcast(factor);

@@ -66,7 +66,9 @@ AttentionMask::AttentionMask(const AttentionProblem& problem, const AttentionArg
   }
   if (others.empty()) return;
   rest_ = variant::conjunction(others);
-  rest_bounds_.emplace(rest_, bound_aux(rest_, args), bound_params(rest_, args));
+  // The bounds see the whole mask, so that what its parts exclude together is not visited.
+  const variant::Expr& whole = problem.user_mask;
+  rest_bounds_.emplace(whole, bound_aux(whole, args), bound_params(whole, args));
 }
 
 PositionMask AttentionMask::position(const Sequence& sequence, int64_t head) const {

@@ -26,7 +26,8 @@ bool is_host(const TensorView& tensor) { return tensor && tensor.device.type == 
 void set_sizes(AttentionProblem& problem, const AttentionArgs& args) {
   problem.is_packed_q = bool(args.cu_seqlens_q);
   problem.is_packed_k = bool(args.cu_seqlens_k);
-  problem.page_size = args.block_table ? args.k.shape[1] : 0;
+  problem.has_block_table = bool(args.block_table);
+  problem.page_size = problem.has_block_table ? args.k.shape[1] : 0;
   const TensorView& q = args.q;
   const TensorView& k = args.k;
   if (problem.is_packed_q) {
@@ -77,6 +78,9 @@ void set_lengths(std::string_view op, AttentionProblem& problem, const Attention
 
 void check_sizes(std::string_view op, const AttentionProblem& problem) {
   if (problem.batch_size < 0) fail(op, "cu_seqlens_q is empty, expected batch_size + 1 entries");
+  if (problem.has_block_table && problem.page_size < 1) {
+    fail(op, "pages of k have ", problem.page_size, " keys, expected at least 1");
+  }
   if (problem.num_heads < 1 || problem.num_heads_kv < 1 ||
       problem.num_heads % problem.num_heads_kv != 0) {
     fail(op, "q has ", problem.num_heads, " heads, expected a positive multiple of the ",

@@ -55,6 +55,7 @@ struct AttentionProblem {
   int64_t head_dim = 0;
   int64_t head_dim_v = 0;
   int64_t page_size = 0;  ///< 0: not paged
+  bool has_block_table = false;
   bool is_packed_q = false;
   bool is_packed_k = false;
 
