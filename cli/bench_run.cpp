@@ -138,6 +138,14 @@ void time_calls(const PassCalls& calls, const Context& forward_context, const Co
   if (other) result.plain_milliseconds = other->times().median;
 }
 
+/// No speed without a right result: the largest error, and the first fault.
+void add_check(const OpCall& call, const std::string& implementation, const Context& context,
+               BenchResult& result) {
+  const CallCheck check = check_call(call, implementation, context);
+  result.max_error = std::max(result.max_error, check.max_error());
+  if (result.fault.empty()) result.fault = check.fault;
+}
+
 }  // namespace
 
 std::string_view pass_name(BenchPass pass) {
@@ -166,23 +174,27 @@ BenchResult bench_problem(const ProblemText& problem, BenchPass pass,
   result.implementation = main.explain(main_context).chosen;
   if (result.implementation.empty()) {
     result.implementation = main_context.implementation;
+    result.fault = "no implementation takes this problem";
     for (const Candidate& candidate : main.explain(main_context).candidates) {
       if (candidate.implementation == result.implementation) result.fault = candidate.refusal;
     }
     return result;
   }
-  const CallCheck check = check_call(main, result.implementation, context);
-  result.max_error = check.max_error();
-  result.fault = check.fault;
+  Context forward_context = context;
+  if (calls.forward) {
+    forward_context = forced(calls.forward->call, main.spec(), result.implementation, context);
+  }
+  add_check(main, result.implementation, context, result);
+  if (calls.forward) {
+    add_check(calls.forward->call, forward_context.implementation, context, result);
+  }
   if (!result.fault.empty()) return result;
 
   run_forward_of(main, implementation_suffix(main.spec(), result.implementation), context);
   result.operations = count_operations(main);
   result.bytes = static_cast<double>(call_bytes(main));
-  Context forward_context = context;
   if (calls.forward) {
     const OpCall& forward = calls.forward->call;
-    forward_context = forced(forward, main.spec(), result.implementation, context);
     if (result.operations) *result.operations += count_operations(forward).value_or(0);
     result.bytes += static_cast<double>(call_bytes(forward));
   }

@@ -31,17 +31,14 @@ constexpr const char* kBothWays[] = {
     ":b3:hq4:hkv2:sq60:sk90:d16:seqused_k={90,0,41}:leftpad_k={3,0,7}",
     ":b3:hq4:hkv2:d24:cu_seqlens_q={0,33,33,90}:cu_seqlens_k={0,70,75,140}:causal",
     ":b2:hq4:hkv2:sq60:sk90:d16:dropout_p=0.2:dropout_seed=7:causal",
-    ":b1:hq2:sq96:sk96:d16:block_rows=16:block_cols=24:block_counts[b,hq,6]:"
-    "block_indices[b,hq,6,4]",
+    ":b1:hq2:sq96:sk96:d16:block_rows=16:block_cols=24:block_counts:block_indices",
     ":b2:hq2:sq90:sk90:d16:mask='(q_idx - k_idx) % 3 == 0 || k_idx < 4'",
-    ":b2:hq4:sq60:sk90:d16:score='score * gain[head] + table[q_idx - k_idx + 89]':aux.gain[hq]:"
-    "aux.table[160]",
+    ":b2:hq4:sq60:sk90:d16:score='score * g[head] + t[q_idx - k_idx + 89]':aux.g[hq]:aux.t[160]",
     ":b2:hq4:hkv2:sq60:sk90:d16:softcap=9:bias[b,hq,sq,sk]:sink:window_left=30:dropout_p=0.1:bf16",
 };
 
 constexpr const char* kForwardOnly[] = {
-    "attention_fwd:b3:hq4:hkv2:sq3:sk100:d32:block_table:page_size=16:seqused_k={100,17,64}:"
-    "causal:bf16",
+    "attention_fwd:b3:hq4:hkv2:sq3:sk100:d32:block_table:ps16:seqused_k={100,17,64}:causal:bf16",
     "attention_fwd:b2:hq4:hkv2:sq2:sk100:d32:lines4:cache_batch_idx:seqused_k={100,33}",
     "attention_fwd:b1:hq2:sq40:sk50:d16:causal:out.f32:bf16",
     "attention_fwd:b1:hq2:sq40:sk50:d16:causal:max_logit:weights:dropout_mask:dropout_p=0.3",
