@@ -14,7 +14,8 @@ namespace {
 /// The shape of q with another last dimension.
 std::vector<int64_t> out_shape(const Inputs& inputs) {
   std::vector<int64_t> shape = cli::shape_of(inputs.q);
-  shape.back() = inputs.v.shape[static_cast<size_t>(inputs.v.ndim - 1)];
+  const TensorView& v = inputs.v;
+  shape.back() = v.shape[static_cast<size_t>(v.ndim - 1)];
   return shape;
 }
 
@@ -29,9 +30,9 @@ Tensor like(const TensorView& view) {
 }
 
 Results make_results(const Inputs& inputs) {
-  const bool is_double = inputs.q.dtype == DType::kF64;
+  const bool is_double = inputs.q.view().dtype == DType::kF64;
   Results results;
-  results.out = Tensor(inputs.q.dtype, out_shape(inputs));
+  results.out = Tensor(inputs.q.view().dtype, out_shape(inputs));
   results.lse = Tensor(is_double ? DType::kF64 : DType::kF32, lse_shape(inputs));
   if (!inputs.dout) return results;
   results.dq = like(inputs.q);

@@ -20,11 +20,11 @@ std::vector<std::string> all_implementations();
 /// Without the reference.
 std::vector<std::string> all_kernels();
 
-/// What attention is asked for. Views: their owners live elsewhere. With `dout` the backward runs
-/// too and gives all gradients that the inputs have.
+/// What attention is asked for; owners of the options' tensors live elsewhere. With `dout` the
+/// backward runs too and gives all gradients that the inputs have.
 struct Inputs {
-  TensorView q, k, v;
-  TensorView dout;
+  Tensor q, k, v;
+  Tensor dout;
   AttentionOptions options;
 };
 

@@ -18,6 +18,8 @@ namespace flashtile::test {
 class Tensor {
  public:
   Tensor() = default;
+  /// Any view, without its memory.
+  Tensor(const TensorView& view) : view_(view) {}  // NOLINT: views stand for tensors in Inputs
   Tensor(DType dtype, std::span<const int64_t> shape);
   Tensor(DType dtype, std::initializer_list<int64_t> shape)
       : Tensor(dtype, std::span(shape.begin(), shape.size())) {}
@@ -33,7 +35,8 @@ class Tensor {
   static Tensor ints(std::span<const int64_t> values);
 
   const TensorView& view() const { return view_; }
-  operator const TensorView&() const { return view_; }  // NOLINT: a tensor is used as its view
+  operator const TensorView&() const& { return view_; }  // NOLINT: a tensor is used as its view
+  operator const TensorView&() && = delete;              // its memory would be gone
   explicit operator bool() const { return bool(view_); }
 
   double get(std::initializer_list<int64_t> index) const;
