@@ -46,7 +46,8 @@ endif()
 # fuzz and aarch64 presets build without.
 set(precompiled_headers <algorithm> <array> <cmath> <memory> <optional> <span> <string> <vector>)
 # Lets ccache work with them (it also needs CCACHE_SLOPPINESS=pch_defines,time_macros).
-target_compile_options(flashtile_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
+target_compile_options(flashtile_flags
+                       INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
 
 find_package(Threads REQUIRED)
 target_link_libraries(flashtile_flags INTERFACE Threads::Threads)

@@ -94,6 +94,18 @@ foreach(source IN LISTS capi_programs)
   set_tests_properties(capi.${stem} PROPERTIES LABELS "quick;capi" TIMEOUT ${test_timeout})
 endforeach()
 
+# The program's own check of all golden files, and the example of the README.
+if(TARGET flashtile_cli)
+  add_test(NAME cli.check_golden
+           COMMAND flashtile_cli check --golden tests/golden/attention --max-unsupported 7
+           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  add_test(NAME cli.attend_example
+           COMMAND flashtile_cli attend examples/minilm_layer.safetensors --check
+           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(cli.check_golden cli.attend_example
+                       PROPERTIES LABELS full TIMEOUT ${test_timeout})
+endif()
+
 # Each public header compiles alone.
 file(GLOB public_headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}/include
      ${PROJECT_SOURCE_DIR}/include/flashtile/*.hpp ${PROJECT_SOURCE_DIR}/include/flashtile/*.h)
