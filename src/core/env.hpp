@@ -3,7 +3,9 @@
 // The only place where the environment is read; docs/env.md lists the variables.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace flashtile {
 
@@ -16,5 +18,24 @@ int env_num_threads();
 /// FLASHTILE_MAX_ISA: "scalar", "avx2", "avx512", "avx512_bf16" or "neon": the best instruction set
 /// that may be used; empty when unset.
 std::string env_max_isa();
+
+/// FLASHTILE_NVRTC: the file of NVRTC's library, or the folder that it is in; empty when unset.
+std::string env_nvrtc();
+
+/// FLASHTILE_CACHE_DIR, or "flashtile" below XDG_CACHE_HOME or ~/.cache: where compiled kernels are
+/// kept; empty where none of the three is set.
+std::string env_cache_dir();
+
+/// FLASHTILE_CACHE_MB: how much of them, in MiB; 0 keeps none. 256 when unset or not a number.
+int64_t env_cache_mb();
+
+/// FLASHTILE_PACK: files of compiled kernels, separated by colons; empty when unset.
+std::vector<std::string> env_kernel_packs();
+
+/// Where others have put CUDA: CUDA_HOME and CUDA_PATH, those that are set.
+std::vector<std::string> env_cuda_homes();
+
+/// Where Python may be: VIRTUAL_ENV, CONDA_PREFIX, the parents of the folders of PATH, ~/.local.
+std::vector<std::string> env_python_prefixes();
 
 }  // namespace flashtile

@@ -24,7 +24,7 @@ using Address = unsigned long long;
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kOutOfMemory = 2;
 inline constexpr Result kNoBinaryForGpu = 209;
-inline constexpr Result kInvalidContext = 201;
+inline constexpr Result kInvalidImage = 200;
 inline constexpr Result kNotFound = 500;
 
 enum DeviceAttribute : int {
