@@ -5,6 +5,11 @@
 // to the next; block bounds follow from that alone. Host, SIMD and device text: no header.
 #pragma once
 
+#ifndef FLASHTILE_VARIANT_INLINE
+/// Never a symbol of its own: files for different instruction sets include this text.
+#define FLASHTILE_VARIANT_INLINE inline __attribute__((always_inline))
+#endif
+
 namespace flashtile::variant {
 
 /// Keys [begin, end); empty where end <= begin.
@@ -24,7 +29,7 @@ struct PositionMask {
   long long seqlen_k = 0;
 
   /// The keys that query q_idx sees.
-  __attribute__((always_inline)) inline KeyRange keys(long long q_idx) const {
+  FLASHTILE_VARIANT_INLINE KeyRange keys(long long q_idx) const {
     long long begin = q_idx + lower;
     long long end = q_idx + upper + 1;
     if (chunk > 0) {

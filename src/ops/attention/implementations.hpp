@@ -23,6 +23,10 @@ std::span<const AttentionImplementation> attention_implementations(bool is_backw
 /// The CPU backend's implementations that this machine can run, best first (src/cpu/registry.cpp).
 std::vector<AttentionImplementation> cpu_attention_implementations(bool is_backward);
 
+/// The CUDA backend's implementations, best first (src/cuda/registry.cpp). They are listed on every
+/// machine; what a machine lacks is their refusal.
+std::vector<AttentionImplementation> cuda_attention_implementations(bool is_backward);
+
 std::vector<std::string> attention_implementation_names(bool is_backward);
 
 void run_attention(const AttentionArgs& args, bool is_backward, const Context& context);

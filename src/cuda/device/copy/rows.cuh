@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where rows lie: the one place that knows dense, packed, padded, paged and indirect layouts.
+#pragma once
+
+#include "cuda/device/schedule/tile.cuh"
+
+namespace flashtile::device {
+
+/// Rows of keys or values by key index.
+template <bool kPaged>
+struct KeyRows {
+  const char* data;  ///< of key 0; paged: of slot 0 of page 0
+  int64 row_stride;
+  const char* table;
+  int64 table_stride;
+  int64 page_stride;
+  int page_size;
+  int num_pages;
+  int leftpad;
+
+  KeyRows() = default;
+  FLASHTILE_DEVICE KeyRows(const RowsParam& rows, const LengthsParam& lengths,
+                           const Sequence& sequence, int head_kv, int first_column)
+      : data(rows.data + head_kv * rows.head_stride + first_column * rows.element_stride),
+        row_stride(rows.row_stride),
+        table(lengths.block_table + sequence.batch_idx * lengths.table_batch_stride),
+        table_stride(lengths.table_stride),
+        page_stride(rows.batch_stride),
+        page_size(lengths.page_size),
+        num_pages(lengths.num_lines),
+        leftpad(sequence.leftpad) {
+    if constexpr (!kPaged) {
+      data += sequence.line * rows.batch_stride +
+              (sequence.k_begin + sequence.leftpad) * rows.row_stride;
+    }
+  }
+
+  FLASHTILE_DEVICE const char* row(int key) const {
+    if constexpr (!kPaged) return data + key * row_stride;
+    const int stored = key + leftpad;
+    const int entry = stored / page_size;
+    const int page = load_global(reinterpret_cast<const int*>(table + entry * table_stride));
+    return data + clamp(page, 0, num_pages - 1) * page_stride +
+           (stored - entry * page_size) * row_stride;
+  }
+};
+
+/// The address of a row of q, out or a gradient of q: query q_idx of a head.
+FLASHTILE_DEVICE char* query_row(const RowsParam& rows, const Sequence& sequence, int q_idx,
+                                 int head) {
+  return rows.data + sequence.batch_idx * rows.batch_stride +
+         (sequence.q_begin + q_idx) * rows.row_stride + head * rows.head_stride;
+}
+
+/// The place of a query in lse and the like.
+FLASHTILE_DEVICE float* query_scalar(const RowScalarsParam& rows, const Sequence& sequence,
+                                     int q_idx, int head) {
+  return reinterpret_cast<float*>(reinterpret_cast<char*>(rows.data) +
+                                  sequence.batch_idx * rows.batch_stride + head * rows.head_stride +
+                                  (sequence.q_begin + q_idx) * rows.row_stride);
+}
+
+/// Its place among all query rows, for temporaries: ((packed or batch-major) row, head).
+FLASHTILE_DEVICE int64 flat_row(const AttentionParams& params, const Sequence& sequence, int q_idx,
+                                int head) {
+  const int64 row =
+      params.lengths.cu_seqlens_q.data
+          ? sequence.q_begin + q_idx
+          : static_cast<int64>(sequence.batch_idx) * params.lengths.max_seqlen_q + q_idx;
+  return row * params.num_heads + head;
+}
+
+}  // namespace flashtile::device

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Accumulator rows to global memory.
+#pragma once
+
+#include "cuda/device/copy/rows.cuh"
+#include "cuda/device/copy/shared_tile.cuh"
+#include "cuda/device/ptx/thread.cuh"
+
+namespace flashtile::device {
+
+/// Writes a lane's elements one by one. `address(row)` gives where a row of the tile begins, null
+/// for one that is not there.
+template <Element element, int kTilesM, int kTilesV, class RowAddress>
+FLASHTILE_DEVICE void store_elements(const float (&acc)[kTilesM][kTilesV][4], int warp_row,
+                                     int num_cols, int64 element_stride,
+                                     const RowAddress& address) {
+  const int lane_col = lane_idx() % 4 * 2;
+  FLASHTILE_UNROLL
+  for (int m = 0; m < kTilesM; ++m) {
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      char* row = address(warp_row + m * 16 + half * 8 + lane_idx() / 4);
+      if (row == nullptr) continue;
+      FLASHTILE_UNROLL
+      for (int v = 0; v < kTilesV; ++v) {
+        FLASHTILE_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          const int col = v * 8 + lane_col + e;
+          if (col < num_cols) {
+            store_element<element>(row + col * element_stride, acc[m][v][half * 2 + e]);
+          }
+        }
+      }
+    }
+  }
+}
+
+struct alignas(8) FloatPair {
+  float x, y;
+};
+
+/// float32 rows of neighbouring elements that are aligned to 8 bytes: the four lanes of a row write
+/// whole sectors as they stand.
+template <int kTilesM, int kTilesV, class RowAddress>
+FLASHTILE_DEVICE void store_float_pairs(const float (&acc)[kTilesM][kTilesV][4], int warp_row,
+                                        int num_cols, const RowAddress& address) {
+  const int lane_col = lane_idx() % 4 * 2;
+  FLASHTILE_UNROLL
+  for (int m = 0; m < kTilesM; ++m) {
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      char* row = address(warp_row + m * 16 + half * 8 + lane_idx() / 4);
+      if (row == nullptr) continue;
+      FLASHTILE_UNROLL
+      for (int v = 0; v < kTilesV; ++v) {
+        const int col = v * 8 + lane_col;
+        const float x = acc[m][v][half * 2];
+        const float y = acc[m][v][half * 2 + 1];
+        if (col + 1 < num_cols) {
+          *reinterpret_cast<FloatPair*>(row + col * 4) = {x, y};
+        } else if (col < num_cols) {
+          *reinterpret_cast<float*>(row + col * 4) = x;
+        }
+      }
+    }
+  }
+}
+
+/// 16-bit rows of neighbouring elements that are aligned to 16 bytes, through a warp's own rows of
+/// a swizzled tile of kRows rows.
+template <Element element, int kRows, int kTilesM, int kTilesV, class RowAddress>
+FLASHTILE_DEVICE void store_vectors(const float (&acc)[kTilesM][kTilesV][4], uint32 tile,
+                                    int warp_row, int num_cols, const RowAddress& address) {
+  using Staging = SwizzledTile<kRows, kTilesV * 8>;
+  const int lane = lane_idx();
+  FLASHTILE_UNROLL
+  for (int m = 0; m < kTilesM; ++m) {
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + m * 16 + half * 8 + lane / 4;
+      FLASHTILE_UNROLL
+      for (int v = 0; v < kTilesV; ++v) {
+        store_shared(tile + Staging::offset(row, v) + static_cast<uint32>(lane % 4 * 4),
+                     pack<element>(acc[m][v][half * 2], acc[m][v][half * 2 + 1]));
+      }
+    }
+  }
+  sync_warp();
+  FLASHTILE_UNROLL
+  for (int i = 0; i < kTilesM * 4; ++i) {
+    const int row = warp_row + i * 4 + lane / 8;
+    char* target = address(row);
+    if (target == nullptr) continue;
+    FLASHTILE_UNROLL
+    for (int group = 0; group < (kTilesV + 7) / 8; ++group) {
+      const int chunk = group * 8 + lane % 8;
+      if (chunk * 8 >= num_cols) continue;
+      const Vector4 value = load_shared_vector(tile + Staging::offset(row, chunk));
+      if (chunk * 8 + 8 <= num_cols) {
+        *reinterpret_cast<Vector4*>(target + chunk * 16) = value;
+        continue;
+      }
+      const uint32 words[4] = {value.x, value.y, value.z, value.w};
+      FLASHTILE_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        if (chunk * 8 + e >= num_cols) continue;
+        *reinterpret_cast<uint16*>(target + chunk * 16 + e * 2) =
+            static_cast<uint16>(words[e / 2] >> (e % 2 * 16));
+      }
+    }
+  }
+}
+
+}  // namespace flashtile::device

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What all threads of a forward CTA know in common. It lies in shared memory, because the inner
+// loop needs its registers for accumulators.
+#pragma once
+
+#include "cuda/device/score/score.cuh"
+
+namespace flashtile::device {
+
+template <class Config>
+struct ForwardState {
+  Tile tile;
+  Sequence sequence;
+  variant::PositionMask position;
+  QueryRows<Config::kPackHeads> rows;
+  KeyBlocks<Config::kBlockN> blocks;
+  KeyRows<Config::kPaged> keys, values;
+
+  FLASHTILE_DEVICE bool is_uncovered(const AttentionParams& params) const {
+    return tile.batch_idx == params.lengths.batch_size;
+  }
+  FLASHTILE_DEVICE bool is_empty() const { return rows.first >= rows.num_rows; }
+
+  /// Fills the state of CTA `cta`; by one thread.
+  FLASHTILE_DEVICE void find(const AttentionParams& params,
+                             const typename Config::Expressions::Params& user, int64 cta) {
+    tile = find_tile<Config::kPackHeads>(params, cta);
+    if (is_uncovered(params)) return;
+    sequence = load_sequence(params, tile.batch_idx);
+    rows = QueryRows<Config::kPackHeads>(params, sequence, tile, Config::kBlockM);
+    if (is_empty()) return;
+    position = find_position_mask<Config>(params, user, sequence, tile.head);
+    const int map_head = Config::kPackHeads ? tile.head / params.group_size : tile.head;
+    blocks = KeyBlocks<Config::kBlockN>(
+        position, rows.q_idx(0), rows.q_idx(Config::kBlockM - 1),
+        map_row(params.blocks, tile.batch_idx, map_head, tile.m_block, params.grid.num_m_blocks));
+    const int head_kv = tile.head / params.group_size;
+    keys = KeyRows<Config::kPaged>(params.k, params.lengths, sequence, head_kv, 0);
+    values = KeyRows<Config::kPaged>(params.v, params.lengths, sequence, head_kv,
+                                     tile.v_part * Config::kHeadDimV);
+    if constexpr (Config::kIsSplit) blocks.take_split(tile.split_idx, params.grid.num_splits);
+  }
+};
+
+}  // namespace flashtile::device

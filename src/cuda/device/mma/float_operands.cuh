@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Products of a warp on float32, exact to float32: each operand is split into two TF32 numbers, and
+// three of the four products are summed (the fourth is below the last bit). Tensor cores truncate
+// their sums, so sums run over at most kFlushColumns products there and are then added with
+// rounding; otherwise a bias would grow with the length of the sum.
+//
+// The order of columns within a product is free as long as both sides agree: here column index t of
+// eight stands for column 2t, t + 4 for 2t + 1 (of 16 columns: 4t .. 4t + 3 over two products), so
+// that fragments are whole vectors and an accumulator is an operand as it stands.
+#pragma once
+
+#include "cuda/device/copy/shared_tile.cuh"
+#include "cuda/device/ptx/mma.cuh"
+#include "cuda/device/ptx/thread.cuh"
+
+namespace flashtile::device {
+
+constexpr int kFlushColumns = 32;
+
+struct SplitFloat {
+  uint32 big, small;
+
+  FLASHTILE_DEVICE explicit SplitFloat(float value) {
+    big = round_to_tf32(value);
+    small = round_to_tf32(value - float_from_bits(big));
+  }
+};
+
+struct SplitLeft {
+  uint32 big[4], small[4];
+
+  FLASHTILE_DEVICE SplitLeft(float a0, float a1, float a2, float a3) {
+    const float values[4] = {a0, a1, a2, a3};
+    FLASHTILE_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const SplitFloat split(values[i]);
+      big[i] = split.big;
+      small[i] = split.small;
+    }
+  }
+};
+
+/// d += a b; small parts first.
+FLASHTILE_DEVICE void multiply_split(float (&d)[4], const SplitLeft& a, const SplitFloat& b0,
+                                     const SplitFloat& b1) {
+  mma_16x8x8_tf32(d, a.small, b0.big, b1.big);
+  mma_16x8x8_tf32(d, a.big, b0.small, b1.small);
+  mma_16x8x8_tf32(d, a.big, b0.big, b1.big);
+}
+
+/// Rows are read again for each product: there are not the registers to hold them.
+struct FloatRows {
+  template <class SharedTile>
+  FLASHTILE_DEVICE void load(uint32, int) {}
+};
+
+/// acc += rows . columns', as multiply_rows of 16-bit elements.
+template <int kTilesM, int kN, int kCols, class RowsTile, class ColumnsTile>
+FLASHTILE_DEVICE void multiply_float_rows(float (&acc)[kTilesM][kN / 8][4], uint32 rows_tile,
+                                          int first_row, uint32 columns_tile, int first_column) {
+  const int lane = fresh(lane_idx());
+  const int group = lane / 4;
+  const int place = lane % 4;
+  constexpr int kStepsAtOnce = kFlushColumns / 16;
+  FLASHTILE_UNROLL
+  for (int begin = 0; begin < kCols / 16; begin += kStepsAtOnce) {
+    float part[kTilesM][kN / 8][4] = {};
+    FLASHTILE_UNROLL
+    for (int step = begin; step < begin + kStepsAtOnce && step < kCols / 16; ++step) {
+      float a[kTilesM][2][4];
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesM; ++m) {
+        FLASHTILE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          load_shared(a[m][half],
+                      rows_tile + RowsTile::offset(first_row + m * 16 + half * 8 + group,
+                                                   step * 4 + place));
+        }
+      }
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kN / 8; ++n) {
+        float b[4];
+        load_shared(
+            b, columns_tile + ColumnsTile::offset(first_column + n * 8 + group, step * 4 + place));
+        FLASHTILE_UNROLL
+        for (int pair = 0; pair < 2; ++pair) {
+          const SplitFloat b0(b[2 * pair]);
+          const SplitFloat b1(b[2 * pair + 1]);
+          FLASHTILE_UNROLL
+          for (int m = 0; m < kTilesM; ++m) {
+            const SplitLeft left(a[m][0][2 * pair], a[m][1][2 * pair], a[m][0][2 * pair + 1],
+                                 a[m][1][2 * pair + 1]);
+            multiply_split(part[m][n], left, b0, b1);
+          }
+        }
+      }
+    }
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kN / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) acc[m][n][r] += part[m][n][r];
+      }
+    }
+  }
+}
+
+/// Probabilities as they come out of the accumulator.
+template <int kTilesM, int kN>
+struct FloatWeights {
+  float values[kTilesM][kN / 8][4];
+
+  FLASHTILE_DEVICE void set(const float (&p)[kTilesM][kN / 8][4]) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kN / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) values[m][n][r] = p[m][n][r];
+      }
+    }
+  }
+};
+
+/// acc += weights . values, as multiply_values of 16-bit elements; kN is at most kFlushColumns.
+template <int kTilesM, int kN, int kCols, class ValuesTile>
+FLASHTILE_DEVICE void multiply_float_values(float (&acc)[kTilesM][kCols / 8][4],
+                                            const FloatWeights<kTilesM, kN>& weights,
+                                            uint32 values_tile, int first_key) {
+  const int lane = fresh(lane_idx());
+  static_assert(kN <= kFlushColumns, "sums of tensor cores are short");
+  const int group = lane / 4;
+  const int place = lane % 4;
+  const uint32 base =
+      values_tile + ValuesTile::offset(first_key + 2 * place, 0) + static_cast<uint32>(group * 4);
+  const uint32 pitch = ValuesTile::offset(1, 0);
+  FLASHTILE_UNROLL
+  for (int n = 0; n < kCols / 8; ++n) {
+    float part[kTilesM][4] = {};
+    FLASHTILE_UNROLL
+    for (int step = 0; step < kN / 8; ++step) {
+      const uint32 address =
+          base + static_cast<uint32>(step * 8) * pitch + static_cast<uint32>(n * 32);
+      const SplitFloat b0(load_shared(address));
+      const SplitFloat b1(load_shared(address + pitch));
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesM; ++m) {
+        const float(&p)[4] = weights.values[m][step];
+        multiply_split(part[m], SplitLeft(p[0], p[2], p[1], p[3]), b0, b1);
+      }
+    }
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int r = 0; r < 4; ++r) acc[m][n][r] += part[m][r];
+    }
+  }
+}
+
+}  // namespace flashtile::device

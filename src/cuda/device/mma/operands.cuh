@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The same names for products on 16-bit elements and on float32.
+#pragma once
+
+#include "cuda/device/mma/float_operands.cuh"
+#include "cuda/device/mma/half_operands.cuh"
+
+namespace flashtile::device {
+
+template <Element element, int kTilesM, int kCols>
+struct HeldRowsOf {
+  using Type = HalfRows<kTilesM, kCols>;
+};
+template <int kTilesM, int kCols>
+struct HeldRowsOf<Element::kF32, kTilesM, kCols> {
+  using Type = FloatRows;
+};
+/// Rows on the left side of products that may stay in registers.
+template <Element element, int kTilesM, int kCols>
+using HeldRows = typename HeldRowsOf<element, kTilesM, kCols>::Type;
+
+template <Element element, int kTilesM, int kN>
+struct WeightsOf {
+  using Type = HalfWeights<element, kTilesM, kN>;
+};
+template <int kTilesM, int kN>
+struct WeightsOf<Element::kF32, kTilesM, kN> {
+  using Type = FloatWeights<kTilesM, kN>;
+};
+/// Probabilities on the left side of their product with values.
+template <Element element, int kTilesM, int kN>
+using Weights = typename WeightsOf<element, kTilesM, kN>::Type;
+
+template <Element element, int kTilesM, int kN, int kCols, bool kInRegisters, class RowsTile,
+          class ColumnsTile>
+FLASHTILE_DEVICE void accumulate_scores(float (&acc)[kTilesM][kN / 8][4],
+                                        const HeldRows<element, kTilesM, kCols>& held,
+                                        uint32 rows_tile, int first_row, uint32 columns_tile,
+                                        int first_column) {
+  if constexpr (element == Element::kF32) {
+    multiply_float_rows<kTilesM, kN, kCols, RowsTile, ColumnsTile>(acc, rows_tile, first_row,
+                                                                   columns_tile, first_column);
+  } else {
+    multiply_rows<element, kTilesM, kN, kCols, kInRegisters, RowsTile, ColumnsTile>(
+        acc, held, rows_tile, first_row, columns_tile, first_column);
+  }
+}
+
+template <Element element, int kTilesM, int kN, int kCols, class ValuesTile>
+FLASHTILE_DEVICE void accumulate_values(float (&acc)[kTilesM][kCols / 8][4],
+                                        const Weights<element, kTilesM, kN>& weights,
+                                        uint32 values_tile, int first_key) {
+  if constexpr (element == Element::kF32) {
+    multiply_float_values<kTilesM, kN, kCols, ValuesTile>(acc, weights, values_tile, first_key);
+  } else {
+    multiply_values<element, kTilesM, kN, kCols, ValuesTile>(acc, weights, values_tile, first_key);
+  }
+}
+
+}  // namespace flashtile::device

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sizes in shared memory, for the kernels and for the plans that launch them.
+#pragma once
+
+namespace flashtile::device {
+
+/// 16-bit elements in groups of 64 columns.
+constexpr int swizzled_tile_bytes(int rows, int cols) { return (cols + 63) / 64 * rows * 128; }
+
+constexpr int pitched_tile_bytes(int rows, int pitch) { return (rows * pitch + 127) / 128 * 128; }
+
+/// Distance of float32 rows that are read as vectors: neighbours differ by 64 bytes in their banks,
+/// for two rows of four chunks at once.
+constexpr int vector_pitch(int cols) { return cols * 4 + (cols * 4 % 128 == 64 ? 0 : 64); }
+/// Distance of float32 rows that are read by columns: rows 2t, t < 4, differ by 8 banks, for eight
+/// columns of four rows at once.
+constexpr int column_pitch(int cols) { return cols * 4 + 16; }
+
+/// A tile of queries or keys.
+constexpr int row_tile_bytes(int element_bytes, int rows, int cols) {
+  return element_bytes == 4 ? pitched_tile_bytes(rows, vector_pitch(cols))
+                            : swizzled_tile_bytes(rows, cols);
+}
+
+/// A tile of values.
+constexpr int column_tile_bytes(int element_bytes, int rows, int cols) {
+  return element_bytes == 4 ? pitched_tile_bytes(rows, column_pitch(cols))
+                            : swizzled_tile_bytes(rows, cols);
+}
+
+/// The shape of a forward kernel's CTA, as both sides need it.
+struct ForwardShape {
+  int element_bytes = 2;
+  int head_dim = 0;    ///< padded to 16
+  int head_dim_v = 0;  ///< padded to 16
+  int block_m = 0;
+  int block_n = 0;
+  int warps_m = 0;
+  int warps_n = 0;  ///< warps that share rows and divide keys
+  int num_stages = 0;
+
+  constexpr int num_threads() const { return 32 * warps_m * warps_n; }
+  constexpr int key_bytes() const { return row_tile_bytes(element_bytes, block_n, head_dim); }
+  constexpr int value_bytes() const {
+    return column_tile_bytes(element_bytes, block_n, head_dim_v);
+  }
+  constexpr int stage_bytes() const { return key_bytes() + value_bytes(); }
+  /// Queries; results on their way out take the same place.
+  constexpr int query_bytes() const {
+    const int queries = row_tile_bytes(element_bytes, block_m, head_dim);
+    const int results = swizzled_tile_bytes(block_m, head_dim_v);
+    return element_bytes == 4 || queries > results ? queries : results;
+  }
+  /// The merging of warps that divide keys takes the place of the stages.
+  constexpr int merge_bytes() const { return (warps_n - 1) * block_m * (head_dim_v + 2) * 4; }
+  constexpr int ring_bytes() const {
+    const int stages = num_stages * stage_bytes();
+    return stages > merge_bytes() ? stages : (merge_bytes() + 127) / 128 * 128;
+  }
+  /// What the threads of a CTA know in common, and one flag for each key of a block.
+  constexpr int state_begin() const { return query_bytes() + ring_bytes(); }
+  constexpr int flags_begin() const { return state_begin() + kStateBytes; }
+  constexpr int shared_bytes() const { return flags_begin() + block_n * 4; }
+
+  static constexpr int kStateBytes = 384;
+};
+
+}  // namespace flashtile::device

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Element types, and their conversion to and from float. 16-bit elements travel as bits.
+#pragma once
+
+#include "cuda/device/ptx/define.cuh"
+#include "cuda/device/ptx/math.cuh"
+#include "cuda/device/ptx/memory.cuh"
+
+namespace flashtile::device {
+
+enum class Element { kNone, kF32, kF16, kBF16, kI32, kI64, kU8 };
+
+constexpr int element_bytes(Element element) {
+  switch (element) {
+    case Element::kF16:
+    case Element::kBF16:
+      return 2;
+    case Element::kF32:
+    case Element::kI32:
+      return 4;
+    case Element::kI64:
+      return 8;
+    case Element::kU8:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+FLASHTILE_DEVICE float float_from_f16(uint16 bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+FLASHTILE_DEVICE float float_from_bf16(uint16 bits) {
+  return float_from_bits(static_cast<uint32>(bits) << 16);
+}
+
+/// Two floats as 16-bit elements, `low` in the low half.
+template <Element element>
+FLASHTILE_DEVICE uint32 pack(float low, float high) {
+  static_assert(element == Element::kF16 || element == Element::kBF16, "a 16-bit element");
+  uint32 pair;
+  if constexpr (element == Element::kF16) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  }
+  return pair;
+}
+
+/// The two elements of a pair.
+template <Element element>
+FLASHTILE_DEVICE void unpack(uint32 pair, float& low, float& high) {
+  if constexpr (element == Element::kF16) {
+    low = float_from_f16(static_cast<uint16>(pair));
+    high = float_from_f16(static_cast<uint16>(pair >> 16));
+  } else {
+    low = float_from_bits(pair << 16);
+    high = float_from_bits(pair & 0xffff0000u);
+  }
+}
+
+/// The nearest number of TF32 (a float32 with 10 bits of fraction).
+FLASHTILE_DEVICE uint32 round_to_tf32(float value) {
+  uint32 bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+/// A floating element of global memory.
+template <Element element>
+FLASHTILE_DEVICE float load_element(const void* address) {
+  if constexpr (element == Element::kF32) {
+    return load_global(static_cast<const float*>(address));
+  } else if constexpr (element == Element::kF16) {
+    return float_from_f16(load_global(static_cast<const uint16*>(address)));
+  } else {
+    return float_from_bf16(load_global(static_cast<const uint16*>(address)));
+  }
+}
+
+/// Writes a float to global memory, rounded to the element.
+template <Element element>
+FLASHTILE_DEVICE void store_element(void* address, float value) {
+  if constexpr (element == Element::kF32) {
+    *static_cast<float*>(address) = value;
+  } else {
+    *static_cast<uint16*>(address) = static_cast<uint16>(pack<element>(value, 0.0f));
+  }
+}
+
+}  // namespace flashtile::device

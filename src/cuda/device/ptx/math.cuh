@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Floating-point arithmetic by instruction. Names of approximate ones say so; their errors are
+// those of the PTX manual, for inputs that are not subnormal.
+#pragma once
+
+#include "cuda/device/ptx/define.cuh"
+
+namespace flashtile::device {
+
+constexpr float kLog2e = 1.4426950408889634f;
+constexpr float kLn2 = 0.6931471805599453f;
+
+FLASHTILE_DEVICE float float_from_bits(uint32 bits) { return __uint_as_float(bits); }
+FLASHTILE_DEVICE uint32 bits_of_float(float value) { return __float_as_uint(value); }
+FLASHTILE_DEVICE float infinity() { return float_from_bits(0x7f800000u); }
+FLASHTILE_DEVICE float not_a_number() { return float_from_bits(0x7fffffffu); }
+FLASHTILE_DEVICE bool is_finite(float value) {
+  return (bits_of_float(value) & 0x7f800000u) != 0x7f800000u;
+}
+
+/// a * b + c, rounded once.
+FLASHTILE_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+FLASHTILE_DEVICE float absolute(float a) { return float_from_bits(bits_of_float(a) & 0x7fffffffu); }
+
+/// The larger one; the other one where one is NaN.
+FLASHTILE_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+FLASHTILE_DEVICE float smaller(float a, float b) { return fminf(a, b); }
+
+/// 2^x; relative error at most 2^-22.
+FLASHTILE_DEVICE float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// log2(x); absolute error at most 2^-22 for x in [0.5, 2], else relative error 2^-22.
+FLASHTILE_DEVICE float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// 1 / x; relative error at most 2^-23.
+FLASHTILE_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+FLASHTILE_DEVICE float sqrt_rounded(float x) {
+  float y;
+  asm("sqrt.rn.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+FLASHTILE_DEVICE float round_down(float x) {
+  float y;
+  asm("cvt.rmi.f32.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Towards zero; saturates, and NaN gives 0.
+FLASHTILE_DEVICE int64 int64_from_float(float x) {
+  int64 y;
+  asm("cvt.rzi.s64.f32 %0, %1;" : "=l"(y) : "f"(x));
+  return x == x ? y : 0;
+}
+
+// To the last bits, for user expressions and for float32 problems.
+FLASHTILE_DEVICE float exp_precise(float x) { return expf(x); }
+FLASHTILE_DEVICE float log_precise(float x) { return logf(x); }
+FLASHTILE_DEVICE float log2_precise(float x) { return log2f(x); }
+FLASHTILE_DEVICE float tanh_precise(float x) { return tanhf(x); }
+FLASHTILE_DEVICE float sin_precise(float x) { return sinf(x); }
+FLASHTILE_DEVICE float cos_precise(float x) { return cosf(x); }
+FLASHTILE_DEVICE float pow_precise(float x, float y) { return powf(x, y); }
+FLASHTILE_DEVICE float remainder_of(float x, float y) { return fmodf(x, y); }
+
+/// The high 32 bits of the product.
+FLASHTILE_DEVICE uint32 multiply_high(uint32 a, uint32 b) { return __umulhi(a, b); }
+
+}  // namespace flashtile::device

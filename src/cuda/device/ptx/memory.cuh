@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared memory, asynchronous copies into it, matrices out of it, atomics. Shared addresses are 32
+// bits wide and count bytes. Loads from shared memory say nothing to the compiler about memory, so
+// that it may move global loads across them; being volatile, they stay between barriers and stores.
+#pragma once
+
+#include "cuda/device/ptx/define.cuh"
+
+namespace flashtile::device {
+
+extern __shared__ __align__(1024) char dynamic_shared_memory[];
+
+/// The dynamic shared memory of the CTA; aligned to 1024 bytes.
+FLASHTILE_DEVICE char* shared_memory() { return dynamic_shared_memory; }
+
+FLASHTILE_DEVICE uint32 shared_address(const void* pointer) {
+  return static_cast<uint32>(__cvta_generic_to_shared(pointer));
+}
+
+/// Copies `bytes` (4, 8 or 16, all aligned to that) from global memory, past the registers; what
+/// lies behind the first `valid_bytes` is written as zero and not read.
+template <int bytes>
+FLASHTILE_DEVICE void copy_async(uint32 target, const void* source, int valid_bytes) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
+  if constexpr (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target),
+                 "l"(source), "r"(valid_bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source),
+                 "n"(bytes), "r"(valid_bytes)
+                 : "memory");
+  }
+}
+
+FLASHTILE_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits until at most `pending` of this thread's newest groups are under way.
+template <int pending>
+FLASHTILE_DEVICE void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+FLASHTILE_DEVICE void load_matrices(uint32 (&r)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+/// The same, each matrix transposed.
+FLASHTILE_DEVICE void load_matrices_transposed(uint32 (&r)[4], uint32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+struct alignas(16) Vector4 {
+  uint32 x, y, z, w;
+};
+
+FLASHTILE_DEVICE float load_shared(uint32 address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  return value;
+}
+
+FLASHTILE_DEVICE void load_shared(float (&value)[4], uint32 address) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+               : "r"(address));
+}
+
+FLASHTILE_DEVICE Vector4 load_shared_vector(uint32 address) {
+  Vector4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address));
+  return value;
+}
+
+FLASHTILE_DEVICE void store_shared(uint32 address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+FLASHTILE_DEVICE void store_shared(uint32 address, uint32 value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+FLASHTILE_DEVICE void store_shared(uint32 address, const Vector4& value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+/// A global element that nobody writes during the kernel.
+template <class T>
+FLASHTILE_DEVICE T load_global(const T* address) {
+  return __ldg(address);
+}
+
+FLASHTILE_DEVICE void atomic_max(int* address, int value) { atomicMax(address, value); }
+FLASHTILE_DEVICE void atomic_min(uint32* address, uint32 value) { atomicMin(address, value); }
+FLASHTILE_DEVICE void atomic_or(uint32* address, uint32 value) { atomicOr(address, value); }
+FLASHTILE_DEVICE void atomic_add(float* address, float value) { atomicAdd(address, value); }
+
+}  // namespace flashtile::device

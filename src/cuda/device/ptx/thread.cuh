@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where a thread stands, and what threads do together.
+#pragma once
+
+#include "cuda/device/ptx/define.cuh"
+
+namespace flashtile::device {
+
+constexpr int kWarpSize = 32;
+constexpr uint32 kAllLanes = 0xffffffffu;
+
+FLASHTILE_DEVICE int thread_idx() { return static_cast<int>(threadIdx.x); }
+FLASHTILE_DEVICE int lane_idx() { return thread_idx() % kWarpSize; }
+/// The same value, of which the compiler knows nothing. What is computed from it is computed again
+/// each time, instead of taking registers for the length of a loop.
+FLASHTILE_DEVICE int fresh(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+/// The same number in every lane, and the compiler knows it.
+FLASHTILE_DEVICE int warp_idx() { return __shfl_sync(kAllLanes, thread_idx() / kWarpSize, 0); }
+FLASHTILE_DEVICE int64 cta_idx() { return blockIdx.x; }
+FLASHTILE_DEVICE int64 num_ctas() { return gridDim.x; }
+
+FLASHTILE_DEVICE void sync_cta() { __syncthreads(); }
+FLASHTILE_DEVICE void sync_warp() { __syncwarp(); }
+/// A barrier; true where any thread of the CTA says so.
+FLASHTILE_DEVICE bool sync_cta_any(bool value) { return __syncthreads_or(value) != 0; }
+
+template <class T>
+FLASHTILE_DEVICE T shuffle_xor(T value, int lane_mask) {
+  return __shfl_xor_sync(kAllLanes, value, lane_mask);
+}
+template <class T>
+FLASHTILE_DEVICE T shuffle(T value, int lane) {
+  return __shfl_sync(kAllLanes, value, lane);
+}
+FLASHTILE_DEVICE bool any_lane(bool value) { return __any_sync(kAllLanes, value) != 0; }
+FLASHTILE_DEVICE bool all_lanes(bool value) { return __all_sync(kAllLanes, value) != 0; }
+
+}  // namespace flashtile::device

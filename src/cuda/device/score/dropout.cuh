@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Dropout of weights in an accumulator: one call of the generator serves the eight columns that a
+// lane holds of 32 keys of a row.
+#pragma once
+
+#include "cuda/device/params/attention_params.hpp"
+#include "cuda/device/ptx/math.cuh"
+#include "variant/philox.hpp"
+
+namespace flashtile::device {
+
+/// The words for columns 8n + 2t and 8n + 2t + 1 (low and high half), n < 4, of keys first_key +
+/// ...
+FLASHTILE_DEVICE void dropout_words(uint32 (&words)[4], const DropoutParam& dropout,
+                                    uint32 batch_head, uint32 q_idx, uint32 first_key, uint32 t) {
+  words[0] = dropout.offset;
+  words[1] = batch_head;
+  words[2] = q_idx;
+  words[3] = 4 * (first_key / 32) + t;
+  const variant::PhiloxKey key = {static_cast<uint32>(dropout.seed),
+                                  static_cast<uint32>(dropout.seed >> 32)};
+  variant::philox4x32_7(words, key, [](uint32 word) { return word; });
+}
+
+/// Sets dropped weights of a row to 0; `row` is its elements of kN / 8 column tiles.
+template <int kN, class Element>
+FLASHTILE_DEVICE void drop(const DropoutParam& dropout, uint32 batch_head, uint32 q_idx,
+                           uint32 first_key, uint32 t, const Element& element) {
+  static_assert(kN % 32 == 0, "a call of the generator serves 32 keys");
+  FLASHTILE_UNROLL
+  for (int group = 0; group < kN / 32; ++group) {
+    uint32 words[4];
+    dropout_words(words, dropout, batch_head, q_idx, first_key + static_cast<uint32>(group * 32),
+                  t);
+    FLASHTILE_UNROLL
+    for (int n = 0; n < 4; ++n) {
+      if ((words[n] & 0xffffu) < dropout.threshold) element(group * 4 + n, 0) = 0.0f;
+      if ((words[n] >> 16) < dropout.threshold) element(group * 4 + n, 1) = 0.0f;
+    }
+  }
+}
+
+}  // namespace flashtile::device

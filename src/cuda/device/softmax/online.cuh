@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The running softmax of a warp's rows. Weights are 2^((x - reference) scale) for a reference of
+// each row that need not be the maximum: any number near it gives the same result, because weights
+// and sums are floating-point numbers and everything is divided by the sum in the end.
+//
+// - With masks, and until a row has a reference: the reference follows the maximum, but only where
+//   that has grown by more than kSlack (in log2 units), so that most steps rescale nothing.
+// - After that, where weights have float32's exponents (bf16, TF32): the reference stays, and no
+//   maximum is taken at all. A row whose sum leaves [0, kLargestSum] is worked out again in the
+//   first way (is_in_range, once for each tile); kLargestSum leaves room for values of 2^27.
+// float16 weights have five bits of exponent: there the first way is taken everywhere.
+#pragma once
+
+#include "cuda/device/mma/operands.cuh"
+#include "cuda/device/ptx/thread.cuh"
+
+namespace flashtile::device {
+
+template <class Config, int kTilesM>
+struct OnlineSoftmax {
+  static constexpr float kSlack = 8.0f;
+  static constexpr float kLargestSum = 1.2676506e30f;  // 2^100
+
+  float reference[kTilesM][2];  ///< of each row that the lane holds; -inf: no key was seen yet
+  float sum[kTilesM][2];        ///< of the lane's own columns
+  float scale;                  ///< log2 units of a logit as it is given; positive
+  float slack;                  ///< kSlack in units of logits
+
+  FLASHTILE_DEVICE explicit OnlineSoftmax(float logit_scale)
+      : scale(logit_scale), slack(kSlack / logit_scale) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        reference[m][half] = -infinity();
+        sum[m][half] = 0.0f;
+      }
+    }
+  }
+
+  /// True when every row of the warp has a reference.
+  FLASHTILE_DEVICE bool is_settled() const {
+    bool is_finite_here = true;
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      is_finite_here = is_finite_here && is_finite(reference[m][0]) && is_finite(reference[m][1]);
+    }
+    return all_lanes(is_finite_here);
+  }
+
+  /// Moves references that lie too far below the logits, and what has been summed with them.
+  template <int kN, int kTilesV>
+  FLASHTILE_DEVICE void follow(const float (&logits)[kTilesM][kN / 8][4],
+                               float (&acc)[kTilesM][kTilesV][4]) {
+    float highest[kTilesM][2];
+    bool is_far = false;
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float top = logits[m][0][half * 2];
+        FLASHTILE_UNROLL
+        for (int n = 0; n < kN / 8; ++n) {
+          top = larger(top, larger(logits[m][n][half * 2], logits[m][n][half * 2 + 1]));
+        }
+        highest[m][half] = top;
+        is_far = is_far || top > reference[m][half] + slack;
+      }
+    }
+    if (!any_lane(is_far)) return;
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float top = highest[m][half];
+        top = larger(top, shuffle_xor(top, 1));
+        top = larger(top, shuffle_xor(top, 2));
+        top = larger(top, reference[m][half]);
+        const float factor =
+            reference[m][half] == top ? 1.0f : exp2_approx((reference[m][half] - top) * scale);
+        reference[m][half] = top;
+        sum[m][half] *= factor;
+        FLASHTILE_UNROLL
+        for (int v = 0; v < kTilesV; ++v) {
+          acc[m][v][half * 2] *= factor;
+          acc[m][v][half * 2 + 1] *= factor;
+        }
+      }
+    }
+  }
+
+  /// Logits become weights, in place, and are summed. kWideLogits: logits may be so large that
+  /// their product with the scale overflows.
+  template <int kN, bool kWideLogits>
+  FLASHTILE_DEVICE void weigh(float (&logits)[kTilesM][kN / 8][4]) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float base = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
+        const float shift = -base * scale;
+        FLASHTILE_UNROLL
+        for (int n = 0; n < kN / 8; ++n) {
+          FLASHTILE_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            float& x = logits[m][n][half * 2 + e];
+            x = kWideLogits ? exp2_approx((x - base) * scale)
+                            : exp2_approx(fused_multiply_add(x, scale, shift));
+            sum[m][half] += x;
+          }
+        }
+      }
+    }
+  }
+
+  /// Sums over the lanes that share a row.
+  FLASHTILE_DEVICE void finish_sums() {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        sum[m][half] += shuffle_xor(sum[m][half], 1);
+        sum[m][half] += shuffle_xor(sum[m][half], 2);
+      }
+    }
+  }
+
+  /// False where a result may have overflowed, or holds what is not finite for another reason.
+  template <int kTilesV>
+  FLASHTILE_DEVICE bool is_in_range(const float (&acc)[kTilesM][kTilesV][4]) const {
+    bool is_good = true;
+    float probe = 0.0f;  // 0 times a finite number is 0, times any other it is NaN
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      is_good = is_good && sum[m][0] < kLargestSum && sum[m][1] < kLargestSum;
+      FLASHTILE_UNROLL
+      for (int v = 0; v < kTilesV; ++v) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) probe = fused_multiply_add(acc[m][v][r], 0.0f, probe);
+      }
+    }
+    return is_good && probe == 0.0f;
+  }
+};
+
+}  // namespace flashtile::device

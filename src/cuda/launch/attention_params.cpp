@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch/attention_params.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/plan/user_expressions.hpp"
+#include "flashtile/error.hpp"
+#include "ops/attention/variant.hpp"
+#include "variant/position_mask.hpp"
+
+namespace flashtile::cuda {
+namespace {
+
+int64_t stride_bytes(const TensorView& tensor, int dim) {
+  return tensor.strides[static_cast<size_t>(dim)] * dtype_bytes(tensor.dtype);
+}
+
+int64_t broadcast_stride(const TensorView& tensor, int dim) {
+  return tensor.shape[static_cast<size_t>(dim)] == 1 ? 0 : stride_bytes(tensor, dim);
+}
+
+device::IntsParam ints_param(const TensorView& tensor) {
+  if (!tensor) return {};
+  return {static_cast<const char*>(tensor.data), stride_bytes(tensor, 0)};
+}
+
+device::HeadScalarsParam head_scalars_param(const TensorView& tensor) {
+  if (!tensor) return {};
+  const bool has_batch = tensor.ndim == 2;
+  return {static_cast<float*>(tensor.data), has_batch ? stride_bytes(tensor, 0) : 0,
+          stride_bytes(tensor, has_batch ? 1 : 0)};
+}
+
+device::LengthsParam lengths_param(const AttentionProblem& problem, const AttentionArgs& args) {
+  device::LengthsParam lengths;
+  lengths.cu_seqlens_q = ints_param(args.cu_seqlens_q);
+  lengths.cu_seqlens_k = ints_param(args.cu_seqlens_k);
+  lengths.seqused_k = ints_param(args.seqused_k);
+  lengths.leftpad_k = ints_param(args.leftpad_k);
+  lengths.cache_batch_idx = ints_param(args.cache_batch_idx);
+  if (args.block_table) {
+    lengths.block_table = static_cast<const char*>(args.block_table.data);
+    lengths.table_batch_stride = stride_bytes(args.block_table, 0);
+    lengths.table_stride = stride_bytes(args.block_table, 1);
+  }
+  lengths.batch_size = static_cast<int>(problem.batch_size);
+  lengths.max_seqlen_q = static_cast<int>(problem.max_seqlen_q);
+  lengths.max_seqlen_k = static_cast<int>(problem.max_seqlen_k);
+  lengths.page_size = static_cast<int>(std::max<int64_t>(problem.page_size, 1));
+  lengths.num_lines = static_cast<int>(problem.is_packed_k ? 1 : args.k.shape[0]);
+  lengths.total_q = problem.total_q;
+  lengths.total_k = problem.total_k;
+  return lengths;
+}
+
+device::PositionParam position_param(const AttentionProblem& problem) {
+  constexpr int64_t kUnbounded = variant::PositionMask::kUnbounded;
+  device::PositionParam position;
+  position.has_query_offset = problem.query_offset.has_value();
+  position.query_offset = problem.query_offset.value_or(0);
+  position.lower = -std::min(problem.window_left.value_or(kUnbounded), kUnbounded);
+  position.upper = std::min(problem.window_right.value_or(kUnbounded), kUnbounded);
+  position.chunk = std::min(problem.attention_chunk.value_or(0), kUnbounded);
+  return position;
+}
+
+device::AuxParam aux_param(const TensorView& tensor) {
+  device::AuxParam aux;
+  aux.data = static_cast<const char*>(tensor.data);
+  aux.element_bytes = static_cast<int>(dtype_bytes(tensor.dtype));
+  aux.ndim = tensor.ndim;
+  for (int d = 0; d < tensor.ndim; ++d) {
+    aux.shape[d] = tensor.shape[static_cast<size_t>(d)];
+    aux.strides[d] = stride_bytes(tensor, d);
+  }
+  return aux;
+}
+
+}  // namespace
+
+device::RowsParam rows_param(const TensorView& tensor) {
+  if (!tensor) return {};
+  const int first = tensor.ndim - 3;  // dimension of the rows
+  return {static_cast<char*>(tensor.data), first == 1 ? stride_bytes(tensor, 0) : 0,
+          stride_bytes(tensor, first), stride_bytes(tensor, first + 1),
+          stride_bytes(tensor, first + 2)};
+}
+
+device::RowScalarsParam row_scalars_param(const TensorView& tensor) {
+  if (!tensor) return {};
+  const int first = tensor.ndim - 2;  // dimension of the heads
+  return {static_cast<float*>(tensor.data), first == 1 ? stride_bytes(tensor, 0) : 0,
+          stride_bytes(tensor, first), stride_bytes(tensor, first + 1)};
+}
+
+device::ScoresParam scores_param(const TensorView& tensor) {
+  if (!tensor) return {};
+  return {static_cast<char*>(tensor.data), broadcast_stride(tensor, 0), broadcast_stride(tensor, 1),
+          broadcast_stride(tensor, 2), stride_bytes(tensor, 3)};
+}
+
+device::AttentionParams attention_params(const AttentionProblem& problem,
+                                         const AttentionArgs& args) {
+  device::AttentionParams params;
+  params.q = rows_param(args.q);
+  params.k = rows_param(args.k);
+  params.v = rows_param(args.v);
+  params.out = rows_param(args.out);
+  params.lse = row_scalars_param(args.lse);
+  params.bias = scores_param(args.bias);
+  params.alibi_slopes = head_scalars_param(args.alibi_slopes);
+  params.sink = head_scalars_param(args.sink);
+  params.max_logit = head_scalars_param(args.max_logit);
+  params.lengths = lengths_param(problem, args);
+  params.position = position_param(problem);
+  params.dropout.seed = problem.dropout.seed;
+  params.dropout.offset = problem.dropout.offset;
+  params.dropout.threshold = problem.dropout.threshold;
+  params.dropout.gain = static_cast<float>(problem.dropout.gain);
+  params.num_heads = static_cast<int>(problem.num_heads);
+  params.num_heads_kv = static_cast<int>(problem.num_heads_kv);
+  params.group_size = static_cast<int>(problem.group_size());
+  params.head_dim = static_cast<int>(problem.head_dim);
+  params.head_dim_v = static_cast<int>(problem.head_dim_v);
+  params.softmax_scale = static_cast<float>(problem.softmax_scale);
+  params.softcap = static_cast<float>(problem.softcap.value_or(0));
+  return params;
+}
+
+ExpressionArguments::ExpressionArguments(const AttentionProblem& problem,
+                                         const AttentionArgs& args) {
+  const ExpressionInputs inputs = expression_inputs(problem);
+  // The layout of ExpressionParams: aux tensors, then floats, each at least one.
+  const size_t num_aux = std::max<size_t>(inputs.aux.size(), 1);
+  const size_t num_scalars = std::max<size_t>(inputs.params.size(), 1);
+  const size_t aux_bytes = num_aux * sizeof(device::AuxParam);
+  bytes_.assign((aux_bytes + num_scalars * sizeof(float) + 7) / 8, 0);
+  variant::Expr names;  // only their order matters here
+  names.aux = inputs.aux;
+  names.params = inputs.params;
+  const std::vector<TensorView> tensors = bound_aux(names, args);
+  char* at = reinterpret_cast<char*>(bytes_.data());
+  for (size_t n = 0; n < tensors.size(); ++n) {
+    const device::AuxParam aux = aux_param(tensors[n]);
+    std::memcpy(at + n * sizeof aux, &aux, sizeof aux);
+  }
+  const std::vector<double> scalars = bound_params(names, args);
+  for (size_t n = 0; n < scalars.size(); ++n) {
+    const auto value = static_cast<float>(scalars[n]);
+    std::memcpy(at + aux_bytes + n * sizeof value, &value, sizeof value);
+  }
+}
+
+char* device_workspace(std::string_view op, const Context& context, int64_t bytes) {
+  if (bytes == 0) return nullptr;
+  constexpr uintptr_t kAlignment = 256;
+  const auto address = reinterpret_cast<uintptr_t>(context.workspace);
+  const uintptr_t skipped = (kAlignment - address % kAlignment) % kAlignment;
+  if (context.workspace == nullptr ||
+      context.workspace_bytes < static_cast<size_t>(bytes) + skipped) {
+    throw Error(ErrorCode::kOutOfMemory, std::string(op) + ": the workspace has " +
+                                             std::to_string(context.workspace_bytes) +
+                                             " bytes of device memory, " + std::to_string(bytes) +
+                                             " are needed (aligned to 256)");
+  }
+  return static_cast<char*>(context.workspace) + skipped;
+}
+
+}  // namespace flashtile::cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Arguments of the attention kernels from the arguments of a call; forward and backward share them.
+#pragma once
+
+#include <vector>
+
+#include "cuda/device/params/attention_params.hpp"
+#include "flashtile/context.hpp"
+#include "ops/attention/args.hpp"
+#include "ops/attention/problem.hpp"
+
+namespace flashtile::cuda {
+
+/// Rows of (batch, seqlen, heads, dim) or (total, heads, dim); of nothing where there is no tensor.
+device::RowsParam rows_param(const TensorView& tensor);
+
+/// Numbers of (batch, heads, seqlen_q) or (heads, total_q).
+device::RowScalarsParam row_scalars_param(const TensorView& tensor);
+
+/// (batch, heads, seqlen_q, seqlen_k) with broadcast dimensions.
+device::ScoresParam scores_param(const TensorView& tensor);
+
+/// Everything that does not depend on a plan. `grid` and what points into the workspace are the
+/// launcher's.
+device::AttentionParams attention_params(const AttentionProblem& problem,
+                                         const AttentionArgs& args);
+
+/// The second argument of kernels: aux tensors and scalar parameters, as the generated program
+/// declares them.
+class ExpressionArguments {
+ public:
+  ExpressionArguments(const AttentionProblem& problem, const AttentionArgs& args);
+
+  void* data() { return bytes_.data(); }
+
+ private:
+  std::vector<uint64_t> bytes_;  ///< ExpressionParams<numbers of the program>
+};
+
+/// The caller's workspace, aligned to 256 bytes; throws Error that names the size where it is
+/// smaller than `bytes`. Null where nothing is needed.
+char* device_workspace(std::string_view op, const Context& context, int64_t bytes);
+
+}  // namespace flashtile::cuda

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/plan/attention_fwd_plan.hpp"
+
+#include <algorithm>
+
+#include "cuda/plan/attention_config.hpp"
+#include "cuda/plan/forward_tiling.hpp"
+#include "cuda/plan/user_expressions.hpp"
+
+namespace flashtile::cuda {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+
+/// Key blocks that the query blocks visit at most.
+int64_t num_visited_blocks(const AttentionProblem& problem, const device::ForwardShape& shape) {
+  int64_t keys = problem.max_seqlen_k;
+  if (problem.window_left && problem.window_right) {
+    constexpr int64_t kLarge = int64_t{1} << 40;
+    keys = std::min(keys, std::min(*problem.window_left, kLarge) +
+                              std::min(*problem.window_right, kLarge) + shape.block_m);
+  }
+  return std::max<int64_t>(1, ceil_div(keys, shape.block_n));
+}
+
+/// Parts of the keys, so that a grid with few CTAs still fills the GPU: the fewest whose last wave
+/// is nearly as full as that of any other number.
+int64_t choose_splits(const AttentionProblem& problem, const ForwardTiling& tiling,
+                      int64_t num_ctas) {
+  const GpuModel& gpu = *problem.gpu;
+  const int64_t resident =
+      std::max<int64_t>(1, gpu.shared_bytes_per_sm / (tiling.shape.shared_bytes() + 1024));
+  const int64_t slots = gpu.num_sms * std::min<int64_t>(resident, 2);
+  const int64_t num_blocks = num_visited_blocks(problem, tiling.shape);
+  if (num_ctas == 0 || num_ctas * 5 >= slots * 4 || num_blocks < 8) return 1;
+  constexpr int64_t kMaxSplits = 128;
+  const int64_t most = std::min({kMaxSplits, num_blocks / 2, slots});
+  const auto fullness = [&](int64_t splits) {
+    const int64_t waves = ceil_div(num_ctas * splits, slots);
+    return static_cast<double>(num_ctas * splits) / static_cast<double>(waves * slots);
+  };
+  // Numbers that leave a part without a block are no better than the next smaller one.
+  const auto is_distinct = [&](int64_t splits) {
+    return splits == 1 || ceil_div(num_blocks, splits) != ceil_div(num_blocks, splits - 1);
+  };
+  double best = 0;
+  for (int64_t splits = 1; splits <= most; ++splits) {
+    if (is_distinct(splits)) best = std::max(best, fullness(splits));
+  }
+  for (int64_t splits = 1; splits <= most; ++splits) {
+    if (is_distinct(splits) && fullness(splits) >= 0.85 * best) return splits;
+  }
+  return 1;
+}
+
+/// (batch, head) pairs whose keys and values fill a good part of the L2 cache.
+int64_t choose_section(const AttentionProblem& problem, bool packs_heads) {
+  const int64_t bytes = std::max<int64_t>(1, problem.max_seqlen_k) *
+                        (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.dtype);
+  const int64_t heads_kv = std::max<int64_t>(1, problem.gpu->l2_bytes * 6 / 10 / bytes);
+  return heads_kv * (packs_heads ? 1 : problem.group_size());
+}
+
+/// Rows of one head's tile may be those of all heads of its group, unless something that is looked
+/// up for a whole tile depends on the head.
+bool may_pack_heads(const AttentionProblem& problem) {
+  return problem.group_size() > 1 && !problem.has_block_list &&
+         !reads_variable(problem.user_mask, variant::Variable::kHead);
+}
+
+}  // namespace
+
+std::string refuse_attention_fwd(const AttentionProblem& problem) {
+  std::string refusal = refuse_attention(problem);
+  if (!refusal.empty()) return refusal;
+  if (std::max(problem.head_dim, problem.head_dim_v) > 256) {
+    return "takes head_dim and head_dim_v up to 256";
+  }
+  const ScoreFlags flags(problem);
+  if (flags.has_block_map()) return "takes masks by position only";
+  if (problem.wants_weights) return "gives no weights";
+  return {};
+}
+
+ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTiling& tiling) {
+  ForwardPlan plan;
+  plan.tiling = tiling;
+  const device::ForwardShape& shape = tiling.shape;
+  plan.packs_heads = may_pack_heads(problem) && problem.max_seqlen_q < shape.block_m;
+  const int64_t rows = problem.max_seqlen_q * (plan.packs_heads ? problem.group_size() : 1);
+  // Rows of packed queries that no sequence covers are a sequence of their own.
+  const int64_t num_sequences = problem.batch_size + (problem.is_packed_q ? 1 : 0);
+  plan.num_m_blocks = std::max<int64_t>(problem.is_packed_q ? 1 : 0, ceil_div(rows, shape.block_m));
+  plan.num_pairs = num_sequences * (plan.packs_heads ? problem.num_heads_kv : problem.num_heads);
+  plan.num_v_parts = ceil_div(problem.head_dim_v, shape.head_dim_v);
+  plan.is_descending = problem.window_right.has_value();
+  const int64_t section = choose_section(problem, plan.packs_heads);
+  plan.section_heads = std::clamp<int64_t>(plan.is_descending ? section : 1, 1,
+                                           std::max<int64_t>(1, plan.num_pairs));
+  const int64_t num_tiles = plan.num_m_blocks * plan.num_pairs * plan.num_v_parts;
+  plan.num_splits = choose_splits(problem, tiling, num_tiles);
+  plan.num_ctas = num_tiles * plan.num_splits;
+  if (plan.num_splits > 1) {
+    const int64_t num_rows = problem.total_q * problem.num_heads * plan.num_splits;
+    plan.partial_out_bytes =
+        round_up(num_rows * plan.num_v_parts * shape.head_dim_v * 4, kAlignment);
+    plan.partial_lse_bytes = round_up(num_rows * 4, kAlignment);
+  }
+  plan.workspace_bytes = plan.partial_out_bytes + plan.partial_lse_bytes;
+  return plan;
+}
+
+ForwardPlan make_forward_plan(const AttentionProblem& problem) {
+  return make_forward_plan(problem, choose_forward_tiling(problem, may_pack_heads(problem)));
+}
+
+std::string forward_config(const AttentionProblem& problem, const ForwardPlan& plan) {
+  const ScoreFlags flags(problem);
+  const device::ForwardShape& shape = plan.tiling.shape;
+  const bool is_split = plan.num_splits > 1;
+  const bool is_f32_out = problem.out.dtype == DType::kF32;
+  const int store = copy_bytes(problem.out);
+  return config_preamble(problem) + "struct Config {\n" + flags.text(problem) +
+         config_element("kOutElement", problem.out.dtype) + config_int("kHeadDim", shape.head_dim) +
+         config_int("kHeadDimV", shape.head_dim_v) + config_int("kBlockM", shape.block_m) +
+         config_int("kBlockN", shape.block_n) + config_int("kSlice", plan.tiling.slice) +
+         config_int("kWarpsM", shape.warps_m) + config_int("kWarpsN", shape.warps_n) +
+         config_int("kNumStages", shape.num_stages) + config_int("kMinCtas", plan.tiling.min_ctas) +
+         config_bool("kQueryInRegisters", plan.tiling.query_in_registers) +
+         config_int("kQueryCopyBytes", copy_bytes(problem.q)) +
+         config_int("kCopyBytes", std::min(copy_bytes(problem.k), copy_bytes(problem.v))) +
+         config_bool("kStoreVectors", store >= (is_f32_out ? 8 : 16)) +
+         config_bool("kPackHeads", plan.packs_heads) +
+         config_bool("kPaged", problem.page_size > 0) +
+         config_bool("kWantsMaxLogit", problem.wants_max_logit) +
+         config_bool("kIsSplit", is_split) + "};\n";
+}
+
+std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
+                                          const ForwardPlan& plan) {
+  std::vector<KernelChoice> kernels;
+  KernelChoice forward;
+  forward.source = {"attention_fwd_portable", forward_config(problem, plan), problem.gpu->arch, {}};
+  forward.grid = {std::min(plan.num_ctas, kMaxGrid), 1, 1};
+  forward.num_threads = plan.tiling.shape.num_threads();
+  forward.shared_bytes = plan.tiling.shape.shared_bytes();
+  kernels.push_back(std::move(forward));
+  return kernels;
+}
+
+AttentionPlan plan_attention_fwd(const AttentionProblem& problem) {
+  const ForwardPlan forward = make_forward_plan(problem);
+  AttentionPlan plan;
+  plan.implementation = "attention_fwd_portable";
+  plan.block_m = forward.tiling.shape.block_m;
+  plan.block_n = forward.tiling.shape.block_n;
+  plan.num_splits = forward.num_splits;
+  plan.num_tasks = forward.num_ctas;
+  plan.workspace_bytes = forward.workspace_bytes;
+  plan.kernels = forward_kernels(problem, forward);
+  return plan;
+}
+
+}  // namespace flashtile::cuda

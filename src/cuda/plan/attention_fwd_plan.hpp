@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the portable forward runs: which tile shape on which architecture, how the grid covers the
+// work, and which kernels are launched. Made from the problem alone.
+#pragma once
+
+#include <string>
+
+#include "cuda/device/params/shared_bytes.hpp"
+#include "ops/attention/problem.hpp"
+
+namespace flashtile::cuda {
+
+/// A CTA's shape and what goes with it.
+struct ForwardTiling {
+  device::ForwardShape shape;
+  int slice = 64;    ///< keys that a warp takes from products to weights at once
+  int min_ctas = 1;  ///< of a multiprocessor: bounds the registers of a thread
+  bool query_in_registers = false;
+};
+
+/// The plan with its parts, as the launcher needs them.
+struct ForwardPlan {
+  ForwardTiling tiling;
+  bool packs_heads = false;  ///< query heads of a group are rows of one tile
+  bool is_descending = false;
+  int64_t num_m_blocks = 0;  ///< of the longest sequence
+  int64_t num_pairs = 0;     ///< (sequence, head)
+  int64_t section_heads = 1;
+  int64_t num_splits = 1;
+  int64_t num_v_parts = 1;
+  int64_t num_ctas = 0;
+  // Workspace, in bytes from its start; 0 bytes: not needed.
+  int64_t partial_out_bytes = 0;
+  int64_t partial_lse_bytes = 0;
+  int64_t workspace_bytes = 0;
+};
+
+/// The first condition that the portable forward does not meet.
+std::string refuse_attention_fwd(const AttentionProblem& problem);
+
+ForwardPlan make_forward_plan(const AttentionProblem& problem);
+
+/// The same with a tile shape from outside, for tuning and tests.
+ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTiling& tiling);
+
+/// The generated Config of the forward kernel.
+std::string forward_config(const AttentionProblem& problem, const ForwardPlan& plan);
+
+/// The kernels in order of launch.
+std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem, const ForwardPlan& plan);
+
+AttentionPlan plan_attention_fwd(const AttentionProblem& problem);
+
+}  // namespace flashtile::cuda

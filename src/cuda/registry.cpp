@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/jit/kernel.hpp"
+#include "cuda/launch/attention_fwd.hpp"
+#include "ops/attention/implementations.hpp"
+
+namespace flashtile {
+namespace {
+
+std::string refuse_forward(const AttentionProblem& problem) {
+  std::string refusal = cuda::refuse_attention_fwd(problem);
+  if (refusal.empty()) refusal = cuda::cannot_run(*problem.gpu);
+  return refusal;
+}
+
+}  // namespace
+
+std::vector<AttentionImplementation> cuda_attention_implementations(bool is_backward) {
+  if (is_backward) return {};
+  return {{"attention_fwd_portable", refuse_forward, cuda::plan_attention_fwd,
+           cuda::launch_attention_fwd}};
+}
+
+}  // namespace flashtile

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// src/cuda/device/ptx/convert.cuh for the emulated GPU.
+#pragma once
+
+#include "core/float16.hpp"
+#include "cuda/device/ptx/math.cuh"
+#include "cuda/device/ptx/memory.cuh"
+
+namespace flashtile::device {
+
+enum class Element { kNone, kF32, kF16, kBF16, kI32, kI64, kU8 };
+
+constexpr int element_bytes(Element element) {
+  switch (element) {
+    case Element::kF16:
+    case Element::kBF16:
+      return 2;
+    case Element::kF32:
+    case Element::kI32:
+      return 4;
+    case Element::kI64:
+      return 8;
+    case Element::kU8:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+inline float float_from_f16(uint16 bits) { return flashtile::f16_to_float(bits); }
+inline float float_from_bf16(uint16 bits) { return flashtile::bf16_to_float(bits); }
+
+template <Element element>
+uint16 bits_of(float value) {
+  return element == Element::kF16 ? flashtile::float_to_f16(value)
+                                  : flashtile::float_to_bf16(value);
+}
+template <Element element>
+float from_bits(uint16 bits) {
+  return element == Element::kF16 ? float_from_f16(bits) : float_from_bf16(bits);
+}
+
+template <Element element>
+uint32 pack(float low, float high) {
+  return bits_of<element>(low) | static_cast<uint32>(bits_of<element>(high)) << 16;
+}
+template <Element element>
+void unpack(uint32 pair, float& low, float& high) {
+  low = from_bits<element>(static_cast<uint16>(pair));
+  high = from_bits<element>(static_cast<uint16>(pair >> 16));
+}
+
+/// To nearest, ties away from zero.
+inline uint32 round_to_tf32(float value) {
+  const uint32 bits = bits_of_float(value);
+  if (!is_finite(value)) return bits;
+  return (bits + 0x1000u) & 0xffffe000u;
+}
+
+template <Element element>
+float load_element(const void* address) {
+  if constexpr (element == Element::kF32) {
+    return *static_cast<const float*>(address);
+  } else {
+    return from_bits<element>(*static_cast<const uint16*>(address));
+  }
+}
+
+template <Element element>
+void store_element(void* address, float value) {
+  if constexpr (element == Element::kF32) {
+    *static_cast<float*>(address) = value;
+  } else {
+    *static_cast<uint16*>(address) = bits_of<element>(value);
+  }
+}
+
+}  // namespace flashtile::device

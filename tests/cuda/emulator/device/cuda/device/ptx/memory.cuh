@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// src/cuda/device/ptx/memory.cuh for the emulated GPU.
+#pragma once
+
+#include <cstring>
+
+#include "cuda/device/ptx/thread.cuh"
+
+namespace flashtile::device {
+
+inline char* shared_memory() { return emulator::shared_memory(); }
+inline uint32 shared_address(const void* pointer) {
+  return static_cast<uint32>(static_cast<const char*>(pointer) - emulator::shared_memory());
+}
+
+template <int bytes>
+void copy_async(uint32 target, const void* source, int valid_bytes) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
+  emulator::copy_async(target, source, bytes, valid_bytes);
+}
+inline void copy_async_commit() { emulator::copy_async_commit(); }
+template <int pending>
+void copy_async_wait() {
+  emulator::copy_async_wait(pending);
+}
+
+template <class T>
+T shared_value(uint32 address) {
+  emulator::check_shared(address, sizeof(T), sizeof(T));
+  T value;
+  std::memcpy(&value, emulator::shared_memory() + address, sizeof value);
+  return value;
+}
+template <class T>
+void set_shared_value(uint32 address, const T& value) {
+  emulator::check_shared(address, sizeof(T), sizeof(T));
+  std::memcpy(emulator::shared_memory() + address, &value, sizeof value);
+}
+
+/// Element `col` of row `row` of matrix `matrix`.
+inline uint16 matrix_element(const char* slots, int matrix, int row, int col) {
+  const uint32 address = value_of_lane<uint32>(slots, matrix * 8 + row);
+  emulator::check_shared(address, 16, 16);
+  return shared_value<uint16>(address + static_cast<uint32>(col * 2));
+}
+
+inline void load_matrices(uint32 (&r)[4], uint32 address) {
+  const char* slots = emulator::exchange(&address, sizeof address);
+  const int row = lane_idx() / 4;
+  const int col = lane_idx() % 4 * 2;
+  for (int m = 0; m < 4; ++m) {
+    r[m] = matrix_element(slots, m, row, col) |
+           static_cast<uint32>(matrix_element(slots, m, row, col + 1)) << 16;
+  }
+}
+
+inline void load_matrices_transposed(uint32 (&r)[4], uint32 address) {
+  const char* slots = emulator::exchange(&address, sizeof address);
+  const int col = lane_idx() / 4;
+  const int row = lane_idx() % 4 * 2;
+  for (int m = 0; m < 4; ++m) {
+    r[m] = matrix_element(slots, m, row, col) |
+           static_cast<uint32>(matrix_element(slots, m, row + 1, col)) << 16;
+  }
+}
+
+struct alignas(16) Vector4 {
+  uint32 x, y, z, w;
+};
+
+inline float load_shared(uint32 address) { return shared_value<float>(address); }
+inline void load_shared(float (&value)[4], uint32 address) {
+  emulator::check_shared(address, 16, 16);
+  for (uint32 i = 0; i < 4; ++i) value[i] = shared_value<float>(address + 4 * i);
+}
+inline Vector4 load_shared_vector(uint32 address) { return shared_value<Vector4>(address); }
+inline void store_shared(uint32 address, float value) { set_shared_value(address, value); }
+inline void store_shared(uint32 address, uint32 value) { set_shared_value(address, value); }
+inline void store_shared(uint32 address, const Vector4& value) { set_shared_value(address, value); }
+
+template <class T>
+T load_global(const T* address) {
+  return *address;
+}
+
+inline void atomic_max(int* address, int value) { *address = *address < value ? value : *address; }
+inline void atomic_min(uint32* address, uint32 value) {
+  *address = *address > value ? value : *address;
+}
+inline void atomic_or(uint32* address, uint32 value) { *address |= value; }
+inline void atomic_add(float* address, float value) { *address += value; }
+
+}  // namespace flashtile::device

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// src/cuda/device/ptx/thread.cuh for the emulated GPU.
+#pragma once
+
+#include <cstring>
+
+#include "cuda/device/ptx/define.cuh"
+
+namespace flashtile::device {
+
+constexpr int kWarpSize = 32;
+constexpr uint32 kAllLanes = 0xffffffffu;
+
+inline int thread_idx() { return emulator::current().thread_idx; }
+inline int lane_idx() { return thread_idx() % kWarpSize; }
+inline int fresh(int value) { return value; }
+inline int warp_idx() { return thread_idx() / kWarpSize; }
+inline int64 cta_idx() { return emulator::current().cta_idx; }
+inline int64 num_ctas() { return emulator::current().num_ctas; }
+
+inline void sync_cta() { emulator::sync_cta(); }
+inline void sync_warp() { emulator::sync_warp(); }
+inline bool sync_cta_any(bool value) { return emulator::sync_cta_any(value); }
+
+template <class T>
+T value_of_lane(const char* slots, int lane) {
+  T value;
+  std::memcpy(&value, slots + lane * 128, sizeof value);
+  return value;
+}
+
+template <class T>
+T shuffle_xor(T value, int lane_mask) {
+  return value_of_lane<T>(emulator::exchange(&value, sizeof value), lane_idx() ^ lane_mask);
+}
+template <class T>
+T shuffle(T value, int lane) {
+  return value_of_lane<T>(emulator::exchange(&value, sizeof value), lane);
+}
+inline bool any_lane(bool value) {
+  const char* slots = emulator::exchange(&value, sizeof value);
+  bool any = false;
+  for (int lane = 0; lane < kWarpSize; ++lane) any = any || value_of_lane<bool>(slots, lane);
+  return any;
+}
+inline bool all_lanes(bool value) { return !any_lane(!value); }
+
+}  // namespace flashtile::device

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// libcuda.so.1 of the emulated GPU: one device whose memory is the host's. What the library does
+// not use is not here; everything happens at once and in order.
+#include <dlfcn.h>
+#include <elf.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+
+#include "cuda/runtime/driver_api.hpp"
+#include "machine.hpp"
+
+using namespace flashtile::cuda::driver;
+
+namespace flashtile::cuda::driver {
+struct ModuleTag {
+  void* library;
+};
+struct FunctionTag {
+  void (*entry)(void**);
+};
+struct EventTag {
+  std::chrono::steady_clock::time_point time;
+};
+}  // namespace flashtile::cuda::driver
+
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr Result kNoContext = 201;
+constexpr char kTrailer[] = "emulated";
+
+int context_tag;
+ContextHandle the_context() { return reinterpret_cast<ContextHandle>(&context_tag); }
+int context_depth = 0;
+
+struct Allocation {
+  void* base;
+  size_t size;
+};
+std::map<Address, Allocation>& allocations() {
+  static auto* const map = new std::map<Address, Allocation>();
+  return *map;
+}
+
+int arch_number() {
+  const char* text = std::getenv("FLASHTILE_EMULATOR_ARCH");
+  return text == nullptr ? 80 : std::atoi(text);
+}
+
+/// Where an ELF file ends.
+size_t elf_bytes(const char* image) {
+  Elf64_Ehdr header;
+  std::memcpy(&header, image, sizeof header);
+  size_t end = header.e_shoff + size_t{header.e_shnum} * header.e_shentsize;
+  for (int i = 0; i < header.e_shnum; ++i) {
+    Elf64_Shdr section;
+    std::memcpy(&section, image + header.e_shoff + size_t(i) * header.e_shentsize, sizeof section);
+    const size_t section_end = section.sh_offset + section.sh_size;
+    if (section.sh_type != SHT_NOBITS && section_end > end) end = section_end;
+  }
+  for (int i = 0; i < header.e_phnum; ++i) {
+    Elf64_Phdr segment;
+    std::memcpy(&segment, image + header.e_phoff + size_t(i) * header.e_phentsize, sizeof segment);
+    if (segment.p_offset + segment.p_filesz > end) end = segment.p_offset + segment.p_filesz;
+  }
+  return end;
+}
+
+}  // namespace
+
+extern "C" {
+
+Result cuInit(unsigned int) { return kSuccess; }
+Result cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
+Result cuGetErrorName(Result, const char** text) { return *text = "EMULATED_ERROR", kSuccess; }
+Result cuGetErrorString(Result, const char** text) { return *text = "of the emulator", kSuccess; }
+Result cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
+Result cuDeviceGet(DeviceHandle* device, int) { return *device = 0, kSuccess; }
+Result cuDeviceGetName(char* name, int bytes, DeviceHandle) {
+  std::snprintf(name, static_cast<size_t>(bytes), "emulated sm_%d", arch_number());
+  return kSuccess;
+}
+Result cuDeviceGetAttribute(int* value, int attribute, DeviceHandle) {
+  const int arch = arch_number();
+  const int kib = arch == 80 ? 164 : arch == 90 || arch == 100 ? 228 : 100;
+  switch (attribute) {
+    case kComputeCapabilityMajor:
+      *value = arch / 10;
+      break;
+    case kComputeCapabilityMinor:
+      *value = arch % 10;
+      break;
+    case kNumSms:
+      *value = 4;
+      break;
+    case kSharedBytesPerSm:
+      *value = kib * 1024;
+      break;
+    case kSharedBytesPerCtaOptIn:
+      *value = (kib - 1) * 1024;
+      break;
+    case kL2Bytes:
+      *value = 1 << 20;
+      break;
+    case kRegistersPerSm:
+      *value = 65536;
+      break;
+    default:
+      *value = 1;
+  }
+  return kSuccess;
+}
+Result cuDeviceTotalMem_v2(size_t* bytes, DeviceHandle) { return *bytes = 1u << 30, kSuccess; }
+Result cuDevicePrimaryCtxRetain(ContextHandle* context, DeviceHandle) {
+  return *context = the_context(), kSuccess;
+}
+Result cuCtxGetCurrent(ContextHandle* context) {
+  return *context = context_depth > 0 ? the_context() : nullptr, kSuccess;
+}
+Result cuCtxGetDevice(DeviceHandle* device) {
+  return context_depth > 0 ? (*device = 0, kSuccess) : kNoContext;
+}
+Result cuCtxPushCurrent_v2(ContextHandle) { return ++context_depth, kSuccess; }
+Result cuCtxPopCurrent_v2(ContextHandle* context) {
+  return *context = the_context(), --context_depth, kSuccess;
+}
+
+Result cuModuleLoadData(ModuleHandle* module, const void* image) {
+  const char* bytes = static_cast<const char*>(image);
+  const char* trailer = bytes + elf_bytes(bytes);
+  if (std::memcmp(trailer, kTrailer, 8) != 0) return kNoBinaryForGpu;
+  uint64_t size = 0;
+  std::memcpy(&size, trailer + 8, 8);
+  char path[] = "/tmp/emulated-kernel-XXXXXX";
+  const int file = mkstemp(path);
+  const bool is_written = write(file, trailer + 16, size) == static_cast<ssize_t>(size);
+  close(file);
+  void* library = is_written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+  if (library == nullptr) std::fprintf(stderr, "emulated GPU: %s\n", dlerror());
+  unlink(path);
+  if (library == nullptr) return kNoBinaryForGpu;
+  *module = new flashtile::cuda::driver::ModuleTag{library};
+  return kSuccess;
+}
+Result cuModuleUnload(ModuleHandle) { return kSuccess; }
+Result cuModuleGetFunction(FunctionHandle* function, ModuleHandle module, const char*) {
+  auto* entry = reinterpret_cast<void (*)(void**)>(dlsym(module->library, "emulated_entry"));
+  if (entry == nullptr) return kNotFound;
+  *function = new FunctionTag{entry};
+  return kSuccess;
+}
+Result cuFuncGetAttribute(int* value, int, FunctionHandle) { return *value = 0, kSuccess; }
+Result cuFuncSetAttribute(FunctionHandle, int, int) { return kSuccess; }
+Result cuFuncLoad(FunctionHandle) { return kSuccess; }
+
+Result cuLaunchKernel(FunctionHandle function, unsigned int grid_x, unsigned int grid_y,
+                      unsigned int grid_z, unsigned int block_x, unsigned int, unsigned int,
+                      unsigned int shared_bytes, StreamHandle, void** arguments, void**) {
+  if (grid_y != 1 || grid_z != 1) return kNotFound;
+  emulator::run_grid(function->entry, arguments, grid_x, static_cast<int>(block_x), shared_bytes);
+  return kSuccess;
+}
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, FunctionHandle, int, size_t) {
+  return *count = 1, kSuccess;
+}
+Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
+Result cuStreamCreate(StreamHandle* stream, unsigned int) {
+  return *stream = reinterpret_cast<StreamHandle>(new char[16]), kSuccess;
+}
+Result cuStreamDestroy_v2(StreamHandle) { return kSuccess; }
+Result cuStreamSynchronize(StreamHandle) { return kSuccess; }
+Result cuStreamGetCtx(StreamHandle, ContextHandle* context) {
+  return *context = the_context(), kSuccess;
+}
+Result cuStreamIsCapturing(StreamHandle, int* status) { return *status = 0, kSuccess; }
+Result cuStreamBeginCapture_v2(StreamHandle, int) { return kNotFound; }
+Result cuStreamEndCapture(StreamHandle, GraphHandle*) { return kNotFound; }
+Result cuStreamWaitEvent(StreamHandle, EventHandle, unsigned int) { return kSuccess; }
+Result cuGraphLaunch(GraphExecHandle, StreamHandle) { return kNotFound; }
+Result cuGraphDestroy(GraphHandle) { return kSuccess; }
+Result cuGraphExecDestroy(GraphExecHandle) { return kSuccess; }
+Result cuEventCreate(EventHandle* event, unsigned int) { return *event = new EventTag{}, kSuccess; }
+Result cuEventRecord(EventHandle event, StreamHandle) {
+  return event->time = std::chrono::steady_clock::now(), kSuccess;
+}
+Result cuEventSynchronize(EventHandle) { return kSuccess; }
+Result cuEventElapsedTime(float* milliseconds, EventHandle start, EventHandle end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - start->time).count();
+  return kSuccess;
+}
+Result cuEventDestroy_v2(EventHandle event) { return delete event, kSuccess; }
+
+/// Memory that ends (rounded up to 16 bytes) at a page nobody may touch.
+Result cuMemAlloc_v2(Address* address, size_t bytes) {
+  const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+  void* base =
+      mmap(nullptr, whole + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return kOutOfMemory;
+  mprotect(static_cast<char*>(base) + whole, kPage, PROT_NONE);
+  const size_t rounded = (bytes + 15) / 16 * 16;
+  *address = reinterpret_cast<Address>(base) + whole - rounded;
+  std::memset(reinterpret_cast<void*>(*address), 0xff, bytes);
+  allocations()[*address] = {base, whole + kPage};
+  return kSuccess;
+}
+Result cuMemFree_v2(Address address) {
+  const auto found = allocations().find(address);
+  if (found == allocations().end()) return kNotFound;
+  munmap(found->second.base, found->second.size);
+  allocations().erase(found);
+  return kSuccess;
+}
+Result cuMemAllocAsync(Address* address, size_t bytes, StreamHandle) {
+  return cuMemAlloc_v2(address, bytes);
+}
+Result cuMemFreeAsync(Address address, StreamHandle) { return cuMemFree_v2(address); }
+Result cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t bytes, StreamHandle) {
+  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), kSuccess;
+}
+Result cuMemcpyDtoHAsync_v2(void* to, Address from, size_t bytes, StreamHandle) {
+  return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), kSuccess;
+}
+Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, StreamHandle) {
+  return std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes),
+         kSuccess;
+}
+Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, StreamHandle) {
+  return std::memset(reinterpret_cast<void*>(to), value, bytes), kSuccess;
+}
+Result cuMemGetInfo_v2(size_t* free, size_t* total) {
+  return *free = *total = size_t{1} << 30, kSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "machine.hpp"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace emulator {
+namespace {
+
+constexpr int kWarpSize = 32;
+constexpr size_t kStackBytes = 256 << 10;
+constexpr size_t kPage = 4096;
+
+[[noreturn]] void stop(const char* text) {
+  std::fprintf(stderr, "emulated GPU: %s\n", text);
+  std::abort();
+}
+
+enum class Waits { kNothing, kWarp, kCta, kEnd };
+
+struct Copy {
+  uint32_t target;
+  const void* source;
+  int bytes;
+  int valid_bytes;
+};
+
+struct Fiber {
+  Thread thread{};
+  ucontext_t context{};
+  Waits waits = Waits::kNothing;
+  std::vector<std::vector<Copy>> groups;  ///< committed, oldest first
+  std::vector<Copy> open;
+  bool flag = false;
+  int parity = 0;
+};
+
+struct Warp {
+  char slots[2][kWarpSize][128];
+};
+
+struct Machine {
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<std::unique_ptr<char[]>> stacks;
+  std::vector<Warp> warps;
+  ucontext_t scheduler{};
+  Fiber* running = nullptr;
+  char* shared = nullptr;
+  size_t shared_bytes = 0;
+  void (*entry)(void**) = nullptr;
+  void** arguments = nullptr;
+  uint64_t random = 1;
+  bool any_flag = false;
+
+  uint32_t draw() {
+    random ^= random << 13;
+    random ^= random >> 7;
+    random ^= random << 17;
+    return static_cast<uint32_t>(random >> 16);
+  }
+};
+
+Machine machine;
+
+void yield(Waits waits) {
+  Fiber& self = *machine.running;
+  self.waits = waits;
+  swapcontext(&self.context, &machine.scheduler);
+}
+
+void fiber_main() {
+  machine.entry(machine.arguments);
+  yield(Waits::kEnd);
+}
+
+void do_copy(const Copy& copy) {
+  char* target = machine.shared + copy.target;
+  std::memcpy(target, copy.source, static_cast<size_t>(copy.valid_bytes));
+  std::memset(target + copy.valid_bytes, 0, static_cast<size_t>(copy.bytes - copy.valid_bytes));
+}
+
+/// Shared memory that ends where the address space does.
+class GuardedMemory {
+ public:
+  explicit GuardedMemory(size_t bytes) {
+    const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+    size_ = whole + kPage;
+    base_ = static_cast<char*>(
+        mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (base_ == MAP_FAILED) stop("no memory");
+    mprotect(base_ + whole, kPage, PROT_NONE);
+    data_ = base_ + (whole - bytes) / 16 * 16;
+  }
+  ~GuardedMemory() { munmap(base_, size_); }
+  char* data() const { return data_; }
+
+ private:
+  char* base_;
+  char* data_;
+  size_t size_;
+};
+
+/// True when every thread of [begin, end) that has not ended waits for `waits`.
+bool all_wait(size_t begin, size_t end, Waits waits) {
+  bool has_any = false;
+  for (size_t i = begin; i < end; ++i) {
+    const Waits of = machine.fibers[i]->waits;
+    if (of == Waits::kEnd) continue;
+    if (of != waits) return false;
+    has_any = true;
+  }
+  return has_any;
+}
+
+void run_cta(int num_threads) {
+  const auto count = static_cast<size_t>(num_threads);
+  const size_t num_warps = count / kWarpSize;
+  size_t num_ended = 0;
+  while (num_ended < count) {
+    if (all_wait(0, count, Waits::kCta)) {
+      machine.any_flag = false;
+      for (auto& fiber : machine.fibers) machine.any_flag = machine.any_flag || fiber->flag;
+      for (auto& fiber : machine.fibers) {
+        if (fiber->waits == Waits::kCta) fiber->waits = Waits::kNothing;
+      }
+    }
+    // A warp that can go on, from a drawn one.
+    const size_t first = machine.draw() % num_warps;
+    bool has_run = false;
+    for (size_t w = 0; w < num_warps && !has_run; ++w) {
+      const size_t warp = (first + w) % num_warps;
+      const size_t begin = warp * kWarpSize;
+      if (all_wait(begin, begin + kWarpSize, Waits::kWarp)) {
+        for (size_t i = begin; i < begin + kWarpSize; ++i) {
+          if (machine.fibers[i]->waits == Waits::kWarp) machine.fibers[i]->waits = Waits::kNothing;
+        }
+      }
+      for (size_t i = begin; i < begin + kWarpSize; ++i) {
+        Fiber& fiber = *machine.fibers[i];
+        if (fiber.waits != Waits::kNothing) continue;
+        has_run = true;
+        machine.running = &fiber;
+        swapcontext(&machine.scheduler, &fiber.context);
+        if (fiber.waits == Waits::kEnd) ++num_ended;
+      }
+    }
+    if (!has_run && num_ended < count && !all_wait(0, count, Waits::kCta)) {
+      stop("threads wait for each other: a barrier is not reached by all");
+    }
+  }
+}
+
+std::unique_ptr<Fiber> make_fiber(const Thread& thread, char* stack) {
+  auto fiber = std::make_unique<Fiber>();
+  fiber->thread = thread;
+  getcontext(&fiber->context);
+  fiber->context.uc_stack.ss_sp = stack;
+  fiber->context.uc_stack.ss_size = kStackBytes;
+  fiber->context.uc_link = nullptr;
+  makecontext(&fiber->context, fiber_main, 0);
+  return fiber;
+}
+
+}  // namespace
+
+const Thread& current() { return machine.running->thread; }
+
+char* shared_memory() { return machine.shared; }
+
+void check_shared(uint32_t address, int bytes, int alignment) {
+  if (address % static_cast<uint32_t>(alignment) != 0) stop("a shared address is not aligned");
+  if (address + static_cast<uint32_t>(bytes) > machine.shared_bytes) {
+    stop("a shared address is out of range");
+  }
+}
+
+void sync_cta() { sync_cta_any(false); }
+
+bool sync_cta_any(bool value) {
+  machine.running->flag = value;
+  yield(Waits::kCta);
+  return machine.any_flag;
+}
+
+void sync_warp() { yield(Waits::kWarp); }
+
+const char* exchange(const void* data, int bytes) {
+  Fiber& self = *machine.running;
+  const int lane = self.thread.thread_idx % kWarpSize;
+  Warp& warp = machine.warps[static_cast<size_t>(self.thread.thread_idx / kWarpSize)];
+  // Two sets of slots in turns: nobody is two exchanges ahead of a lane that still reads.
+  const int parity = self.parity;
+  self.parity ^= 1;
+  std::memcpy(warp.slots[parity][lane], data, static_cast<size_t>(bytes));
+  yield(Waits::kWarp);
+  return warp.slots[parity][0];
+}
+
+void copy_async(uint32_t target, const void* source, int bytes, int valid_bytes) {
+  check_shared(target, bytes, bytes);
+  if (reinterpret_cast<uintptr_t>(source) % static_cast<uintptr_t>(bytes) != 0) {
+    stop("the source of a copy is not aligned");
+  }
+  const Copy copy = {target, source, bytes, valid_bytes};
+  if (machine.draw() % 2 == 0) {
+    do_copy(copy);
+  } else {
+    machine.running->open.push_back(copy);
+  }
+}
+
+void copy_async_commit() {
+  Fiber& self = *machine.running;
+  self.groups.push_back(std::move(self.open));
+  self.open.clear();
+}
+
+void copy_async_wait(int pending) {
+  Fiber& self = *machine.running;
+  while (self.groups.size() > static_cast<size_t>(pending)) {
+    for (const Copy& copy : self.groups.front()) do_copy(copy);
+    self.groups.erase(self.groups.begin());
+  }
+}
+
+void run_grid(void (*entry)(void**), void** arguments, long long num_ctas, int num_threads,
+              size_t shared_bytes) {
+  if (num_threads % kWarpSize != 0) stop("threads do not fill warps");
+  const GuardedMemory memory(shared_bytes);
+  machine.shared = memory.data();
+  machine.shared_bytes = shared_bytes;
+  machine.entry = entry;
+  machine.arguments = arguments;
+  const char* seed = std::getenv("FLASHTILE_EMULATOR_SEED");
+  machine.random = 0x9E3779B97F4A7C15u + (seed == nullptr ? 0 : std::strtoull(seed, nullptr, 10));
+  while (machine.stacks.size() < static_cast<size_t>(num_threads)) {
+    machine.stacks.push_back(std::make_unique<char[]>(kStackBytes));
+  }
+  for (long long cta = 0; cta < num_ctas; ++cta) {
+    std::memset(machine.shared, 0xff, shared_bytes);
+    machine.warps.assign(static_cast<size_t>(num_threads / kWarpSize), Warp{});
+    machine.fibers.clear();
+    for (int t = 0; t < num_threads; ++t) {
+      machine.fibers.push_back(make_fiber({t, num_threads, cta, num_ctas},
+                                          machine.stacks[static_cast<size_t>(t)].get()));
+    }
+    run_cta(num_threads);
+    for (const auto& fiber : machine.fibers) {
+      if (!fiber->open.empty()) stop("copies of a thread were never waited for");
+    }
+  }
+}
+
+}  // namespace emulator
