@@ -8,6 +8,7 @@
 
 #include "golden_case.hpp"
 #include "op_runs.hpp"
+#include "support/attention_runs.hpp"
 #include "support/problem_cases.hpp"
 
 namespace flashtile::test {
@@ -15,23 +16,19 @@ namespace {
 
 constexpr const char* kFolder = FLASHTILE_SOURCE_DIR "/tests/golden/attention";
 
-/// Names of the files whose tensors the operator tables do not have: new keys to append, rotary
-/// embedding.
-constexpr int kUnsupported = 7;
-
 class AttentionGolden : public testing::TestWithParam<std::string> {};
 
 TEST_P(AttentionGolden, EveryImplementationPasses) {
   const cli::CheckCase golden = cli::read_golden_case(GetParam());
-  if (!golden.unsupported.empty()) GTEST_SKIP() << golden.unsupported;
+  ASSERT_EQ(golden.unsupported, "");
   ASSERT_FALSE(golden.steps.empty());
   for (const cli::CheckStep& step : golden.steps) {
     const OpSpec& spec = step.owned.call.spec();
     ASSERT_FALSE(step.expected.empty());
     for (const std::string& implementation : spec.implementations()) {
       const cli::OwnedCall own = cli::with_own_outputs(step.owned.call);
-      cli::run_forward_of(own.call, cli::implementation_suffix(spec, implementation), {});
-      const cli::RunResult result = cli::run_forced(own.call, implementation, {});
+      cli::run_forward_of(own.call, cli::implementation_suffix(spec, implementation), one_worker());
+      const cli::RunResult result = cli::run_forced(own.call, implementation, one_worker());
       EXPECT_EQ(result.text, "") << implementation;
       if (!result.text.empty()) continue;
       EXPECT_EQ(cli::fault_text(cli::judge(own.call, step.expected, golden.nan_rule)), "")
@@ -44,15 +41,6 @@ INSTANTIATE_TEST_SUITE_P(Files, AttentionGolden, testing::ValuesIn(cli::golden_p
                          [](const testing::TestParamInfo<std::string>& test) {
                            return test_name(std::filesystem::path(test.param).stem().string());
                          });
-
-TEST(AttentionGoldenFolder, IsServedButForAppendedKeysAndRotary) {
-  int unsupported = 0;
-  for (const std::string& path : cli::golden_paths(kFolder)) {
-    const cli::CheckCase golden = cli::read_golden_case(path);
-    unsupported += golden.unsupported.empty() ? 0 : 1;
-  }
-  EXPECT_EQ(unsupported, kUnsupported);
-}
 
 }  // namespace
 }  // namespace flashtile::test

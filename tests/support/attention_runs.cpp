@@ -80,6 +80,12 @@ OpCall op_call(const Inputs& inputs, const Results& results, bool is_backward) {
 
 }  // namespace
 
+Context one_worker() {
+  Context context;
+  context.max_workers = 1;
+  return context;
+}
+
 std::vector<std::string> all_implementations() {
   std::vector<std::string> names;
   for (const std::string& name : attention_implementation_names(/*is_backward=*/false)) {
@@ -134,8 +140,8 @@ Truth::Truth(const Inputs& inputs) {
                                          &disagreement_);
   if (!inputs.dout) return;
   const OpCall backward = op_call(inputs, results, /*is_backward=*/true);
-  cli::run_forward_of(backward, "reference", {});
-  backward_ = cli::reference_expectations(backward, {}, &disagreement_);
+  cli::run_forward_of(backward, "reference", one_worker());
+  backward_ = cli::reference_expectations(backward, one_worker(), &disagreement_);
 }
 
 const cli::Expectation* Truth::find(std::string_view name) const {

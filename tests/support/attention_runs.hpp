@@ -37,9 +37,13 @@ struct Results {
   std::map<std::string, Tensor> by_name() const;
 };
 
+/// One worker: what many small calls run on. Other tests show that the number changes no bit.
+Context one_worker();
+
 /// Runs the forward, and with dout the backward, by one implementation. Results are filled with NaN
 /// before.
-Results run(const Inputs& inputs, const std::string& implementation, const Context& context = {});
+Results run(const Inputs& inputs, const std::string& implementation,
+            const Context& context = one_worker());
 
 /// The names of results whose bits differ; empty when none do.
 std::string differing(const Results& a, const Results& b);

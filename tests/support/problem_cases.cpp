@@ -7,6 +7,7 @@
 
 #include "op_runs.hpp"
 #include "random_problem.hpp"
+#include "support/attention_runs.hpp"
 
 namespace flashtile::test {
 
@@ -40,14 +41,12 @@ std::vector<ProblemParam> both_ways(const std::vector<std::string>& texts) {
 
 cli::OwnedCall random_problem_call(std::string_view text, uint64_t seed) {
   cli::OwnedCall owned = cli::random_call(parse_problem(text), seed);
-  cli::run_forward_of(owned.call, "reference", {});
+  cli::run_forward_of(owned.call, "reference", one_worker());
   return owned;
 }
 
 void expect_problem_conforms(const std::string& text, uint64_t seed) {
-  // Many small calls: one worker each. Other tests show that the number changes no bit.
-  Context context;
-  context.max_workers = 1;
+  const Context context = one_worker();
   const cli::OwnedCall owned = random_problem_call(text, seed);
   const OpSpec& spec = owned.call.spec();
   std::string disagreement;
