@@ -13,7 +13,7 @@
 //     dK += softmax_scale dS^T Q                       (n, d)   product 4
 //     dQ += softmax_scale dS K                         (m, d)   product 5
 //
-// A key block is one strip of the user score's programs: block_n is at most kStrip.
+// With a user score a key block is one strip of its programs: block_n is at most kStrip.
 // The sums are float32 and belong to one task, so their order is fixed and nothing is atomic.
 // Scratch: S, dP, derivative (m, n) float32, and P and dS as operands where those are bf16.
 
@@ -222,10 +222,12 @@ inline void add_score_gradients(const BwdBlock& block, const TileSpan& tile, int
                 {rows, gradients.bias_dtype, gradients.bias_key_stride / size});
   }
   if (gradients.bias_columns != nullptr) {
-    for (int64_t j = 0; j < tile.n; ++j) gradients.bias_columns[j] += ds[j];
+    float* columns = gradients.bias_columns + (tile.k_begin - block.k_begin);
+    for (int64_t j = 0; j < tile.n; ++j) columns[j] += ds[j];
   }
   if (gradients.bias_tile != nullptr) {
-    float* row = gradients.bias_tile + i * gradients.bias_tile_ld;
+    float* row = gradients.bias_tile + q_idx % block.block_m * gradients.bias_tile_ld +
+                 (tile.k_begin - block.k_begin);
     for (int64_t j = 0; j < tile.n; ++j) row[j] += ds[j];
   }
   if (gradients.alibi != nullptr) {
@@ -326,7 +328,8 @@ const typename Operands::Element* visible_keys(const BwdBlock& block, const Tile
   const int64_t ld = block.k_layout.ld[kFormKRight];
   __builtin_memcpy(state.k_copy, k, static_cast<size_t>(Operands::bytes(block.block_n, ld)));
   for (int64_t j = 0; j < tile.n; ++j) {
-    if (is_seen[j] == 0) Operands::clear_right_row(state.k_copy, ld, j, block.head_dim);
+    if (is_seen[j] != 0) continue;
+    Operands::clear_right_row(state.k_copy, ld, tile.k_begin - block.k_begin + j, block.head_dim);
   }
   return state.k_copy;
 }
@@ -338,29 +341,33 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   using Element = typename Operands::Element;
   const ScoreRules& rules = *block.rules;
   const char* queries = block.q_blocks + tile.q_begin / block.block_m * block.q_layout.block_bytes;
-  const auto q_at = [&](int form) {
-    return reinterpret_cast<const Element*>(queries + block.q_layout.offset[form]);
+  const int64_t row = tile.q_begin % block.block_m;
+  const int64_t col = tile.k_begin - block.k_begin;
+  const auto q_at = [&](QueryForm form) {
+    const auto* rows = reinterpret_cast<const Element*>(queries + block.q_layout.offset[form]);
+    return rows + row * block.q_layout.ld[form];
   };
-  const auto k_at = [&](int form) {
+  const auto k_at = [&](KeyForm form) {
     return reinterpret_cast<const Element*>(block.k_block + block.k_layout.offset[form]);
   };
   const BlockLayout& ql = block.q_layout;
   const BlockLayout& kl = block.k_layout;
   const float alpha = rules.is_plain ? rules.softmax_scale * kLog2e : rules.softmax_scale;
   Operands::multiply(tile.m, tile.n, block.head_dim, q_at(kFormQ), ql.ld[kFormQ],
-                     k_at(kFormKTransposed), kl.ld[kFormKTransposed],
+                     Operands::from_column(k_at(kFormKTransposed), col), kl.ld[kFormKTransposed],
                      {.c = state.s, .ldc = state.ld, .alpha = alpha});
   Operands::multiply(tile.m, tile.n, block.head_dim_v, q_at(kFormDout), ql.ld[kFormDout],
-                     k_at(kFormVTransposed), kl.ld[kFormVTransposed],
+                     Operands::from_column(k_at(kFormVTransposed), col), kl.ld[kFormVTransposed],
                      {.c = state.dp, .ldc = state.ld});
   Strips& score = state.programs.score_for(is_full);
   if (score.is_given()) strip_columns(score.machine, tile.k_begin, tile.n);
-  const bool looks_for_unseen = !is_full && block.k_has_nonfinite;
+  const bool hides_keys = !is_full || rules.bias != nullptr;  // a bias of -inf hides too
+  const bool looks_for_unseen = hides_keys && block.k_has_nonfinite;
   uint8_t is_seen[kMaxBlockN] = {};
   for (int64_t i = 0; i < tile.m; ++i) {
     if (!rules.is_plain) scores_with_derivative(block, tile, is_full, i, state);
-    const TileSpan row{tile.q_begin + i, 1, tile.k_begin, tile.n};
-    apply_masks(rules, state.programs, row, is_full, state.s + i * state.ld, state.ld);
+    const TileSpan one_row{tile.q_begin + i, 1, tile.k_begin, tile.n};
+    apply_masks(rules, state.programs, one_row, is_full, state.s + i * state.ld, state.ld);
     if (looks_for_unseen) {
       const float* s = state.s + i * state.ld;
       for (int64_t j = 0; j < tile.n; ++j) {
@@ -374,15 +381,37 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   convert_tiles(tile, state);
   const Element* k = k_at(kFormKRight);
   if (looks_for_unseen) k = visible_keys(block, tile, is_seen, k, state);
-  Operands::multiply_transposed(tile.n, block.head_dim_v, tile.m, state.p, state.ld,
-                                q_at(kFormDoutRight), ql.ld[kFormDoutRight],
-                                {.c = block.dv, .ldc = block.dv_ld, .accumulate = true});
-  Operands::multiply_transposed(tile.n, block.head_dim, tile.m, state.ds_right, state.ld,
-                                q_at(kFormQRight), ql.ld[kFormQRight],
-                                {.c = block.dk, .ldc = block.dk_ld, .accumulate = true});
+  k = Operands::from_row(k, col, kl.ld[kFormKRight]);
+  Operands::multiply_transposed(
+      tile.n, block.head_dim_v, tile.m, state.p, state.ld, q_at(kFormDoutRight),
+      ql.ld[kFormDoutRight],
+      {.c = block.dv + col * block.dv_ld, .ldc = block.dv_ld, .accumulate = true});
+  Operands::multiply_transposed(
+      tile.n, block.head_dim, tile.m, state.ds_right, state.ld, q_at(kFormQRight),
+      ql.ld[kFormQRight],
+      {.c = block.dk + col * block.dk_ld, .ldc = block.dk_ld, .accumulate = true});
   Operands::multiply(
       tile.m, block.head_dim, tile.n, state.ds_left, state.ld, k, kl.ld[kFormKRight],
       {.c = block.dq + tile.q_begin * block.dq_ld, .ldc = block.dq_ld, .accumulate = true});
+}
+
+/// The part of a tile that is seen in part which can hold a pair that is seen, by position: from
+/// even rows and multiples of 32 keys on. Empty where there is none.
+FLASHTILE_INLINE TileSpan trimmed(const BwdBlock& block, TileSpan tile) {
+  const variant::PositionMask& position = block.rules->position;
+  const int64_t k_end = tile.k_begin + tile.n;
+  int64_t begin = tile.q_begin;
+  int64_t end = tile.q_begin + tile.m;
+  while (begin < end && position.keys(begin).end <= tile.k_begin) ++begin;
+  while (begin < end && position.keys(end - 1).begin >= k_end) --end;
+  if (begin >= end) return {tile.q_begin, 0, tile.k_begin, 0};
+  begin -= (begin - tile.q_begin) % 2;
+  const int64_t seen_begin = position.keys(begin).begin;
+  const int64_t seen_end = position.keys(end - 1).end;
+  int64_t first = tile.k_begin;
+  if (seen_begin > first) first += (seen_begin - first) / 32 * 32;
+  const int64_t last = seen_end < k_end ? seen_end : k_end;
+  return {begin, end - begin, first, last - first};
 }
 
 template <class F, class Operands>
@@ -398,7 +427,9 @@ void bwd_block_of(const BwdBlock& block) {
       const int64_t left = block.seqlen_q - q_begin;
       const TileSpan tile{q_begin, left < block.block_m ? left : block.block_m, block.k_begin,
                           block.num_keys};
-      bwd_tile<F, Operands>(block, tile, block.runs[r].is_full, state);
+      const bool is_full = block.runs[r].is_full;
+      const TileSpan seen = is_full ? tile : trimmed(block, tile);
+      if (seen.m > 0 && seen.n > 0) bwd_tile<F, Operands>(block, seen, is_full, state);
     }
   }
 }

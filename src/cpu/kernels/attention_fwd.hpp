@@ -236,7 +236,9 @@ void fwd_tile(const FwdBlock& block, const TileSpan& tile, bool is_full, bool is
   const int64_t n_block = tile.k_begin / keys.block_n;
   const auto* v = reinterpret_cast<const typename Operands::Element*>(
       keys.blocks + n_block * keys.layout.block_bytes + keys.layout.offset[kFormV]);
-  if (!is_full && keys.v_has_nonfinite[n_block] != 0) {
+  // A bias hides keys (-inf) in tiles that are full by their masks.
+  const bool hides_keys = !is_full || block.rules->bias != nullptr;
+  if (hides_keys && keys.v_has_nonfinite[n_block] != 0) {
     v = visible_values<Operands>(block, tile, v, state);
   }
   online_softmax<F>(block, tile, is_full, state);
