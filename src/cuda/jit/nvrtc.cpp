@@ -261,7 +261,7 @@ CompiledKernel Nvrtc::compile_here(const Program& program) const {
   }
   // The stack is large already, and raising its limit would be seen by the whole process.
   const std::string arch_option = "--gpu-architecture=" + program.arch;
-  std::vector<const char*> options = {arch_option.c_str(), "--std=c++20", "--default-device",
+  std::vector<const char*> options = {arch_option.c_str(), "--std=c++20", "-default-device",
                                       "--ptxas-options=-v", "--modify-stack-limit=false"};
   for (const std::string& flag : program.flags) options.push_back(flag.c_str());
 
