@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/runtime/launch.hpp"
 
+#include <array>
+
 #include "cuda/runtime/current.hpp"
 #include "flashtile/error.hpp"
 
@@ -36,6 +38,25 @@ driver::Result launch_extended(const CurrentContext& current, const Function& fu
 }
 
 }  // namespace
+
+LaunchShape launch_shape(const KernelChoice& kernel) {
+  constexpr std::array<int64_t, 3> kMaxGrid = {2147483647, 65535, 65535};
+  for (size_t i = 0; i < kMaxGrid.size(); ++i) {
+    if (kernel.grid[i] < 0 || kernel.grid[i] > kMaxGrid[i]) {
+      throw Error(ErrorCode::kUnsupported, kernel.source.stem + ": grid[" + std::to_string(i) +
+                                               "] is " + std::to_string(kernel.grid[i]) +
+                                               ", a GPU takes at most " +
+                                               std::to_string(kMaxGrid[i]));
+    }
+  }
+  LaunchShape shape;
+  shape.grid = {static_cast<uint32_t>(kernel.grid[0]), static_cast<uint32_t>(kernel.grid[1]),
+                static_cast<uint32_t>(kernel.grid[2])};
+  shape.num_threads = static_cast<uint32_t>(kernel.num_threads);
+  shape.shared_bytes = static_cast<uint32_t>(kernel.shared_bytes);
+  shape.cluster_size = static_cast<uint32_t>(kernel.cluster_size);
+  return shape;
+}
 
 void launch(const Function& function, const LaunchShape& shape, const Context& context,
             void** arguments) {

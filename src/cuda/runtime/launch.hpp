@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/gpu_model.hpp"
+#include "core/kernel_choice.hpp"
 #include "cuda/runtime/driver_api.hpp"
 #include "flashtile/context.hpp"
 
@@ -41,6 +42,9 @@ struct LaunchShape {
   /// results itself (griddepcontrol.wait). sm_90 and newer.
   bool overlaps_previous = false;
 };
+
+/// The launch that a plan asks for. Throws Error where the grid is larger than a launch can be.
+LaunchShape launch_shape(const KernelChoice& kernel);
 
 /// Puts a kernel on the context's stream. `arguments` points to one pointer for each parameter.
 /// A grid without CTAs launches nothing. Throws Error that names the kernel and the shape.
