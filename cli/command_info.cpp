@@ -7,6 +7,7 @@
 #include "cpu/cpu_info.hpp"
 #include "cpu/peak.hpp"
 #include "flashtile/version.hpp"
+#include "gpu_info.hpp"
 #include "terminal.hpp"
 
 namespace flashtile::cli {
@@ -28,7 +29,7 @@ void print_machine(bool with_peak) {
   table.add({"caches", "L1d " + bytes_text(static_cast<double>(info.l1d_bytes)) + ", L2 " +
                            bytes_text(static_cast<double>(info.l2_bytes)) + ", L3 " +
                            bytes_text(static_cast<double>(info.l3_bytes))});
-  table.add({"devices", "cpu"});
+  table.add({"devices", device_names()});
   if (with_peak) {
     const cpu::Peak peak = cpu::measure_peak(context);
     table.add({"peak f32", number_text(peak.f32_gflops) + " GFLOP/s"});
@@ -36,6 +37,7 @@ void print_machine(bool with_peak) {
       table.add({"peak bf16 dot", number_text(peak.bf16_dot_gflops) + " GFLOP/s"});
     }
   }
+  add_gpu_rows(table);
   table.print(std::cout);
 }
 

@@ -46,6 +46,7 @@ int run(int argc, char** argv) {
   add_check_command(app, &exit_code);
   add_bench_command(app, &exit_code);
   add_explain_command(app, &exit_code);
+  add_compile_command(app, &exit_code);
   if (argc > 1 && argv[1][0] != '-') {
     std::string names;
     bool is_known = false;

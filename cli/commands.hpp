@@ -17,5 +17,6 @@ void add_attend_command(CLI::App& app, const OpSpec& op, int* exit_code);
 void add_check_command(CLI::App& app, int* exit_code);
 void add_bench_command(CLI::App& app, int* exit_code);
 void add_explain_command(CLI::App& app, int* exit_code);
+void add_compile_command(CLI::App& app, int* exit_code);
 
 }  // namespace flashtile::cli

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "flashtile/context.hpp"
 #include "flashtile/export.hpp"
 
 namespace flashtile {
@@ -19,6 +21,9 @@ struct Explanation {
   std::string problem;  ///< its text form
   std::string chosen;   ///< the implementation; empty: none takes it
   std::string plan;     ///< how the chosen one would run: tiles, splits, workspace
+  /// What a Context's workspace must hold. On the CPU it may be left out; on a GPU it is needed
+  /// wherever this is not 0.
+  int64_t workspace_bytes = 0;
   std::vector<Candidate> candidates;
 };
 
@@ -31,7 +36,8 @@ FLASHTILE_API std::vector<std::string> implementations(const std::string& op);
 
 /// The op that a problem text describes, without tensors: "attention_fwd:b2:hq8:sq129:causal:bf16".
 /// docs/problems.md gives the grammar. Throws Error where it cannot be read.
-FLASHTILE_API Explanation explain(const std::string& problem_text);
+/// `context` says for which device or architecture.
+FLASHTILE_API Explanation explain(const std::string& problem_text, const Context& context = {});
 
 /// True when an implementation (any, or the one after @) takes the problem text.
 FLASHTILE_API bool supports(const std::string& problem_text);

@@ -25,11 +25,11 @@ std::vector<std::string> implementations(const std::string& op) {
   return spec->implementations();
 }
 
-Explanation explain(const std::string& problem_text) {
+Explanation explain(const std::string& problem_text, const Context& context) {
   const ProblemText problem = parse_problem(problem_text);
-  Context context;
-  context.implementation = problem.implementation;
-  Explanation result = make_call(problem).explain(context);
+  Context named = context;
+  if (!problem.implementation.empty()) named.implementation = problem.implementation;
+  Explanation result = make_call(problem).explain(named);
   result.problem = format_problem(problem);
   return result;
 }

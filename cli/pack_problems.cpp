@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pack_problems.hpp"
+
+#include <iterator>
+
+namespace flashtile::cli {
+namespace {
+
+constexpr const char* kBothWays[] = {
+    ":b2:hq8:hkv8:sq4096",
+    ":b2:hq8:hkv8:sq4096:causal",
+    ":b2:hq8:hkv2:sq4096:causal",
+    ":b2:hq8:hkv2:sq4096:causal:window_left=1024",
+    ":b2:hq8:hkv2:cu_seqlens_q={0,1024,4096}:cu_seqlens_k={0,1024,4096}:causal",
+    ":b2:hq8:hkv8:sq1024:alibi_slopes[hq]:causal",
+    ":b2:hq8:hkv8:sq1024:bias[1,hq,sq,sk]",
+    ":b2:hq8:hkv8:sq1024:dropout_p=0.1:causal",
+    ":b2:hq8:hkv2:sq4096:softcap=50:causal",
+};
+
+constexpr const char* kForwardOnly[] = {
+    ":b8:hq32:hkv8:sq1:sk8192",
+    ":b8:hq32:hkv8:sq1:sk8192:seqused_k:causal",
+    ":b8:hq32:hkv8:sq1:sk8192:seqused_k:block_table:page_size=16:causal",
+    ":b8:hq32:hkv8:sq1024:sk8192:seqused_k:block_table:page_size=16:causal",
+};
+
+constexpr int kHeadDims[] = {64, 128, 256};
+constexpr const char* kDtypes[] = {"bf16", "f16"};
+
+}  // namespace
+
+std::vector<std::string> pack_problems(const OpSpec& spec) {
+  const bool is_forward = spec.name == "attention_fwd";
+  if (!is_forward && spec.name != "attention_bwd") return {};
+  std::vector<std::string> rests(std::begin(kBothWays), std::end(kBothWays));
+  if (is_forward) rests.insert(rests.end(), std::begin(kForwardOnly), std::end(kForwardOnly));
+  std::vector<std::string> problems;
+  for (const std::string& rest : rests) {
+    for (int head_dim : kHeadDims) {
+      for (const char* dtype : kDtypes) {
+        problems.push_back(std::string(spec.name) + rest + ":d" + std::to_string(head_dim) + ":" +
+                           dtype);
+      }
+    }
+  }
+  return problems;
+}
+
+}  // namespace flashtile::cli
