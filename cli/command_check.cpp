@@ -4,6 +4,7 @@
 
 #include "commands.hpp"
 #include "default_problems.hpp"
+#include "device_tensors.hpp"
 #include "golden_case.hpp"
 #include "terminal.hpp"
 
@@ -14,6 +15,7 @@ struct CheckOptions {
   std::vector<std::string> problems;
   std::string golden;
   std::string implementation;
+  std::string device = "cpu";
   int max_unsupported = 0;
   int threads = 0;
   uint64_t seed = 1;
@@ -94,6 +96,7 @@ void add_check_command(CLI::App& app, int* exit_code) {
                    "Golden cases that may be served by no implementation but the reference")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--impl", options->implementation, "Only this implementation");
+  command->add_option("--device", options->device, "cpu, cuda or cuda:NUMBER");
   command->add_option("--threads", options->threads, "Threads to use; 0: all")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--seed", options->seed, "Seed of random inputs");
@@ -101,6 +104,7 @@ void add_check_command(CLI::App& app, int* exit_code) {
   command->callback([options, exit_code] {
     Context context;
     context.max_workers = options->threads;
+    context.device = parse_device(options->device);
     if (!options->golden.empty() && !options->problems.empty()) {
       throw CLI::ValidationError("check", "give problem texts or --golden, not both");
     }

@@ -2,7 +2,9 @@
 #include "op_runs.hpp"
 
 #include <algorithm>
+#include <optional>
 
+#include "device_tensors.hpp"
 #include "flashtile/error.hpp"
 
 namespace flashtile::cli {
@@ -125,13 +127,21 @@ RunResult run_forced(const OpCall& call, const std::string& implementation,
   Context forced = context;
   forced.implementation = implementation;
   RunResult result;
+  std::optional<DeviceCall> device;
   try {
-    call.run(forced);
+    if (context.device.type == DeviceType::kCuda) {
+      device.emplace(call, forced);
+      device->run();
+      device->download();
+    } else {
+      call.run(forced);
+    }
   } catch (const Error& error) {
     result.is_refused = error.code() == ErrorCode::kUnsupported;
     result.text = error.what();
     if (result.is_refused) {
-      for (const Candidate& candidate : call.explain(forced).candidates) {
+      const OpCall& asked = device ? device->call() : call;
+      for (const Candidate& candidate : asked.explain(forced).candidates) {
         if (candidate.implementation == implementation) result.text = candidate.refusal;
       }
     }

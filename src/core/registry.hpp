@@ -64,7 +64,11 @@ Explanation explain_selection(std::string_view op,
     if (refusal.empty() && !is_asked) refusal = "another one is forced: " + forced;
     if (refusal.empty() && result.chosen.empty()) {
       result.chosen = impl.name;
-      result.plan = to_string(impl.plan(problem));
+      const Plan plan = impl.plan(problem);
+      result.plan = to_string(plan);
+      if constexpr (requires { plan.workspace_bytes; }) {
+        result.workspace_bytes = plan.workspace_bytes;
+      }
     }
     result.candidates.push_back({std::string(impl.name), std::move(refusal)});
   }

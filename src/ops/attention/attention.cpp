@@ -10,7 +10,8 @@ namespace {
 
 /// The backends' implementations, then the reference.
 std::vector<AttentionImplementation> list_implementations(bool is_backward) {
-  std::vector<AttentionImplementation> all = cpu_attention_implementations(is_backward);
+  std::vector<AttentionImplementation> all = cuda_attention_implementations(is_backward);
+  for (const auto& entry : cpu_attention_implementations(is_backward)) all.push_back(entry);
   all.push_back(attention_reference(is_backward));
   return all;
 }
