@@ -15,7 +15,7 @@ namespace {
 
 bool is_input(const OpSpec& spec, std::string_view name) {
   const TensorSpec* row = spec.find_tensor(name);
-  return row != nullptr && row->direction == Direction::kIn && !is_forward_result(spec, name);
+  return row != nullptr && row->is_input() && !is_forward_result(spec, name);
 }
 
 [[noreturn]] void fail(const OpSpec& spec, const std::string& text) {
@@ -169,6 +169,12 @@ OwnedCall make_attend_call(const OpSpec& op, const AttendInputs& inputs,
                            (!row.gradient_of.empty() && !gradient_names(owned.call, row).empty());
     if (is_wanted) add_result(owned, row, name, request);
   }
+  // Files are not written into.
+  for (const std::string& name : owned.call.tensor_names()) {
+    if (!op.find_tensor(name)->is_input() || !owned.call.writes(name)) continue;
+    const TensorView tensor = owned.call.tensor(name);
+    owned.call.set_tensor(name, owned.pool.convert(tensor, tensor.dtype));
+  }
   return owned;
 }
 
@@ -198,7 +204,7 @@ void write_results(const std::vector<const OpCall*>& calls, const AttendRequest&
   Metadata metadata;
   for (const OpCall* call : calls) {
     for (const std::string& name : call->tensor_names()) {
-      if (call->spec().find_tensor(name)->direction != Direction::kOut) continue;
+      if (!call->writes(name)) continue;
       results[name] = call->tensor(name);
     }
     metadata[std::string(call->spec().name)] = problem_text(*call);

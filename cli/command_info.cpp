@@ -70,9 +70,10 @@ void print_op(const OpSpec& spec) {
   std::cout << spec.name << ": " << spec.doc << "\n\n";
   Table tensors({"tensor", "", "dtype", "meaning", "shape"});
   for (const TensorSpec& row : spec.tensors) {
-    const bool is_output = row.direction == Direction::kOut;
-    tensors.add({std::string(row.name),
-                 std::string(is_output ? "out" : "in") + (row.required ? "" : ", optional"),
+    const char* direction = row.direction == Direction::kOut     ? "out"
+                            : row.direction == Direction::kInOut ? "in-out"
+                                                                 : "in";
+    tensors.add({std::string(row.name), direction + std::string(row.required ? "" : ", optional"),
                  std::string(row.dtypes), std::string(row.doc),
                  std::string(row.shape.empty() ? "any" : row.shape)});
   }

@@ -15,7 +15,7 @@ using Numbers = std::vector<double>;
 std::vector<std::string> output_names(const OpCall& call) {
   std::vector<std::string> names;
   for (const std::string& name : call.tensor_names()) {
-    if (call.spec().find_tensor(name)->direction == Direction::kOut) names.push_back(name);
+    if (call.writes(name)) names.push_back(name);
   }
   return names;
 }
@@ -112,7 +112,7 @@ DType leading_dtype(const OpCall& call) {
   for (const std::string& name : call.tensor_names()) {
     const TensorSpec& row = *call.spec().find_tensor(name);
     const DType dtype = call.tensor(name).dtype;
-    if (row.required && row.direction == Direction::kIn && is_floating(dtype)) return dtype;
+    if (row.required && row.is_input() && is_floating(dtype)) return dtype;
   }
   return DType::kF32;
 }
@@ -171,7 +171,7 @@ CallCheck check_run(const OpCall& call, std::string_view suffix, const Context& 
   OwnedCall own = with_own_outputs(call);
   for (const std::string& name : call.tensor_names()) {
     const TensorSpec& row = *spec.find_tensor(name);
-    if (row.direction != Direction::kIn || is_forward_result(spec, name)) continue;
+    if (!row.is_input() || is_forward_result(spec, name)) continue;
     const TensorView tensor = call.tensor(name);
     // Masking writes into incoming gradients, and those may be many rows of one element.
     if (is_sampled && name.starts_with('d')) {

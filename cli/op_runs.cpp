@@ -57,7 +57,7 @@ bool is_forward_result(const OpSpec& backward, std::string_view name) {
   if (forward == nullptr) return false;
   const TensorSpec* input = backward.find_tensor(name);
   const TensorSpec* output = forward->find_tensor(name);
-  return input != nullptr && output != nullptr && input->direction == Direction::kIn &&
+  return input != nullptr && output != nullptr && input->is_input() &&
          output->direction == Direction::kOut;
 }
 
@@ -65,8 +65,7 @@ OpCall forward_call(const OpCall& backward) {
   OpCall call(*forward_of(backward.spec()));
   for (const std::string& name : backward.tensor_names()) {
     const TensorSpec& row = *backward.spec().find_tensor(name);
-    const bool is_shared =
-        row.direction == Direction::kIn && call.spec().find_tensor(name) != nullptr;
+    const bool is_shared = row.is_input() && call.spec().find_tensor(name) != nullptr;
     if (is_shared) call.set_tensor(name, backward.tensor(name));
   }
   for (const std::string& name : backward.option_names()) {
@@ -102,7 +101,7 @@ OwnedCall promoted(const OpCall& call) {
       const TensorView own = result.pool.make(dtype, shape_of(tensor));
       poison(own);
       result.call.set_tensor(name, own);
-    } else if (dtype != tensor.dtype) {
+    } else if (dtype != tensor.dtype || call.writes(name)) {
       result.call.set_tensor(name, result.pool.convert(tensor, dtype));
     }
   }
@@ -113,8 +112,12 @@ OwnedCall with_own_outputs(const OpCall& call) {
   OwnedCall result(call);
   for (const std::string& name : call.tensor_names()) {
     const TensorSpec& row = *call.spec().find_tensor(name);
-    if (row.direction != Direction::kOut && !is_forward_result(call.spec(), name)) continue;
     const TensorView tensor = call.tensor(name);
+    if (row.is_input() && call.writes(name)) {
+      result.call.set_tensor(name, result.pool.convert(tensor, tensor.dtype));
+      continue;
+    }
+    if (row.is_input() && !is_forward_result(call.spec(), name)) continue;
     const TensorView own = result.pool.make(tensor.dtype, shape_of(tensor));
     poison(own);
     result.call.set_tensor(name, own);

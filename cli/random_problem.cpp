@@ -75,7 +75,23 @@ class IntegerFill {
     if (name == "leftpad_k" && call_.tensor("seqused_k")) {
       return static_cast<int64_t>(to_numbers(call_.tensor("seqused_k"))[i]);
     }
+    if (name == "seqused_k") return std::max<int64_t>(0, stored_keys() - reserved_keys());
+    if (name == "rotary_seqlens") return std::max<int64_t>(0, num_positions());
     return stored_keys();
+  }
+
+  /// Slots that keys in use leave to new ones, and to the positions of queries.
+  int64_t reserved_keys() const {
+    if (call_.spec().find_tensor("k_new") == nullptr || !call_.tensor("k_new")) return 0;
+    const int64_t new_keys = size_of(sizes_, "seqlen_new");
+    if (!call_.tensor("rotary_cos")) return new_keys;
+    return std::max(new_keys, stored_keys() - num_positions());
+  }
+
+  /// First rows of the rotary tables that leave room for a sequence.
+  int64_t num_positions() const {
+    return size_of(sizes_, "num_positions") -
+           std::max(size_of(sizes_, "seqlen_new"), size_of(sizes_, "seqlen_q"));
   }
 
   int64_t permutation_size(std::string_view name) const {

@@ -97,7 +97,7 @@ endforeach()
 # The program's own check of all golden files, and the example of the README.
 if(TARGET flashtile_cli)
   add_test(NAME cli.check_golden
-           COMMAND flashtile_cli check --golden tests/golden/attention --max-unsupported 7
+           COMMAND flashtile_cli check --golden tests/golden/attention
            WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   add_test(NAME cli.attend_example
            COMMAND flashtile_cli attend examples/minilm_layer.safetensors --check

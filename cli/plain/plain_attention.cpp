@@ -8,6 +8,7 @@
 
 #include "core/element.hpp"
 #include "core/executor.hpp"
+#include "ops/attention/append.hpp"
 #include "ops/attention/implementations.hpp"
 #include "plain/attention_head.hpp"
 #include "plain/plain.hpp"
@@ -165,8 +166,11 @@ class PlainRun {
 
 template <bool is_backward>
 void run_plain(const OpCall& call, const PlainConfig& config, const Context& context) {
-  const auto& args = *static_cast<const AttentionArgs*>(call.args());
-  const AttentionProblem problem = make_attention_problem(args, is_backward);
+  const auto& given = *static_cast<const AttentionArgs*>(call.args());
+  const AttentionProblem problem = make_attention_problem(given, is_backward);
+  std::optional<AppendedCall> appended;
+  if (problem.has_new_keys) appended.emplace(problem, given, context);
+  const AttentionArgs& args = appended ? appended->args() : given;
   if (problem.dtype == DType::kF64) {
     PlainRun<double>(problem, args, config).run(context);
   } else {

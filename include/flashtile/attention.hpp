@@ -67,6 +67,21 @@ struct AttentionOptions {
   std::optional<int64_t> max_seqlen_q;  ///< packed q: no sequence is longer; default: longest
   std::optional<int64_t> max_seqlen_k;  ///< packed k: likewise
 
+  // New keys and values, which the call stores behind the ones in use (all seqused_k[b] of them,
+  // counted from slot 0 also with leftpad_k) before it attends: k and v are then in-out. Only the
+  // new slots are written. Forward only; needs seqused_k; not with cu_seqlens_k.
+  TensorView k_new;           ///< (batch, seqlen_new, heads_kv, head_dim); packed (total_new, ...)
+  TensorView v_new;           ///< like k_new, with head_dim_v
+  TensorView cu_seqlens_new;  ///< (batch + 1): k_new and v_new are packed
+
+  // Rotary embedding of q and k_new, (a, b) -> (a cos - b sin, b cos + a sin), rounded to their
+  // dtype. New key n turns by row seqused_k[b] + n; query i by row seqused_k[b] + i with causal or
+  // a window, else by row seqused_k[b]. Needs k_new.
+  TensorView rotary_cos;            ///< (positions, rotary_dim / 2), dtype of q, or f32
+  TensorView rotary_sin;            ///< like rotary_cos
+  TensorView rotary_seqlens;        ///< (batch), i32: first row of the tables instead of seqused_k
+  bool rotary_interleaved = false;  ///< pairs (2n, 2n + 1) instead of (n, n + rotary_dim / 2)
+
   // Block-sparse lists: query i sees key j only if j / block_cols is among the first
   // block_counts[b, h, m] entries of block_indices[b, h, m], m = i / block_rows.
   TensorView block_counts;   ///< (batch|1, heads|1, M), i32
@@ -102,6 +117,9 @@ struct AttentionOptions {
 /// \param out  like q, with head_dim_v; dtype of q, or f32
 /// \param lse  (batch, heads, seqlen_q) or (heads, total_q), f32, natural logarithm of the softmax
 ///             denominator, sink included; a default-constructed view where it is not wanted
+///
+/// With AttentionOptions::k_new the call appends to k and v first. Two sequences must not append to
+/// the same slot.
 ///
 /// q, k, v are f32, f16 or bf16 (f64: by the reference), all alike; any strides; head_dim and
 /// head_dim_v from 1 to 1024. Throws Error; nothing has been written then.

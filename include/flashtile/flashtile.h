@@ -227,6 +227,17 @@ typedef struct flashtile_attention_args {
   const flashtile_tensor* max_logit;    /* (heads), f32 */
   const flashtile_tensor* weights;      /* (batch, heads, seqlen_q, seqlen_k) */
   const flashtile_tensor* dropout_mask; /* (batch, heads, seqlen_q, seqlen_k), u8 */
+
+  /* attention_fwd stores new keys in k and v behind the seqused_k that are in use, and turns them
+   * and the queries; k and v are then written */
+  const flashtile_tensor* k_new;          /* (batch, seqlen_new, heads_kv, head_dim) or packed */
+  const flashtile_tensor* v_new;          /* like k_new, with head_dim_v */
+  const flashtile_tensor* cu_seqlens_new; /* (batch + 1), i32: k_new and v_new are packed */
+  const flashtile_tensor* rotary_cos;     /* (positions, rotary_dim / 2) */
+  const flashtile_tensor* rotary_sin;     /* like rotary_cos */
+  const flashtile_tensor* rotary_seqlens; /* (batch), i32; default seqused_k */
+  int32_t rotary_interleaved;             /* 0 or 1: pairs (2n, 2n + 1) */
+  int32_t reserved_end;                   /* 0 */
 } flashtile_attention_args;
 
 FLASHTILE_C_API void flashtile_attention_args_init(flashtile_attention_args* args,

@@ -116,6 +116,14 @@ OptionValue OpCall::option(std::string_view name) const {
   return row.get(args_.get(), family_suffix(row.name, name));
 }
 
+bool OpCall::writes(std::string_view name) const {
+  const TensorSpec* row = spec_->find_tensor(name);
+  if (row == nullptr || row->direction != Direction::kInOut) {
+    return row != nullptr && row->direction == Direction::kOut;
+  }
+  return row->written_with.empty() || bool(tensor(row->written_with));
+}
+
 std::vector<std::string> OpCall::option_names() const {
   std::vector<std::string> names;
   for (const OptionSpec& row : spec_->options) {

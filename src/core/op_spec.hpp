@@ -37,7 +37,8 @@ struct DimSpec {
   std::string_view default_from = {};
 };
 
-enum class Direction : uint8_t { kIn, kOut };
+/// kInOut is an input that the op may also write in place; see TensorSpec::written_with.
+enum class Direction : uint8_t { kIn, kOut, kInOut };
 
 /// What a random tensor of this kind holds; drives `flashtile check` and `bench`.
 enum class Fill : uint8_t { kNormal, kPositive, kPermutation, kLengths };
@@ -69,8 +70,12 @@ struct TensorSpec {
   TensorView* (*access)(void* args, std::string_view suffix, bool create) = nullptr;
   /// The suffixes present, for names with a *.
   std::vector<std::string> (*suffixes)(const void* args) = nullptr;
+  /// For kInOut: the tensor that makes a call write this one, which then obeys the rules of
+  /// outputs; empty: every call does.
+  std::string_view written_with = {};
 
   bool is_family() const { return name.ends_with(".*"); }
+  bool is_input() const { return direction != Direction::kOut; }
 };
 
 using OptionValue = std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string>;
@@ -150,6 +155,8 @@ class OpCall {
   OptionValue option(std::string_view name) const;
   /// Full names of the tensors that are given, table order, families expanded.
   std::vector<std::string> tensor_names() const;
+  /// True for a tensor that the call writes: an output, or what it changes in place.
+  bool writes(std::string_view name) const;
   /// Full names of the options that are not at their default.
   std::vector<std::string> option_names() const;
 

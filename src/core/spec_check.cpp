@@ -84,11 +84,17 @@ std::string tensor_fault(const OpSpec& spec, const TensorSpec& row) {
   if (row.is_family() && row.required) return "is a family and required";
   if (!row.gradient_of.empty()) {
     const TensorSpec* input = spec.find_tensor(row.gradient_of);
-    if (input == nullptr || input->name != row.gradient_of || input->direction != Direction::kIn) {
+    if (input == nullptr || input->name != row.gradient_of || !input->is_input()) {
       return "is the gradient of an unknown input " + quoted(row.gradient_of);
     }
     if (row.direction != Direction::kOut) return "is a gradient and no output";
     if (row.is_family() != input->is_family()) return "is a gradient of another kind of row";
+  }
+  if (!row.written_with.empty()) {
+    if (row.direction != Direction::kInOut) return "is written with a tensor and not in-out";
+    if (spec.find_tensor(row.written_with) == nullptr) {
+      return "is written with an unknown tensor " + quoted(row.written_with);
+    }
   }
   const std::string fault = dtypes_fault(spec, row);
   return fault.empty() ? shape_fault(spec, row) : fault;

@@ -173,9 +173,15 @@ class Checker {
     }
   }
 
+  bool is_written(const GivenTensor& tensor) const {
+    const TensorSpec& row = *tensor.row;
+    if (row.direction != Direction::kInOut) return row.direction == Direction::kOut;
+    return row.written_with.empty() || find_given(tensors_, row.written_with) != nullptr;
+  }
+
   void check_outputs(bool has_memory) const {
     for (const GivenTensor& output : tensors_) {
-      if (output.row->direction != Direction::kOut) continue;
+      if (!is_written(output)) continue;
       if (overlaps_itself(output.view)) {
         fail("elements of output " + output.name() + " share memory: " + to_string(output.view));
       }

@@ -2,6 +2,7 @@
 #include "flashtile/attention.hpp"
 
 #include "core/fail.hpp"
+#include "ops/attention/append.hpp"
 #include "ops/attention/implementations.hpp"
 #include "ops/attention/reference.hpp"
 
@@ -100,6 +101,12 @@ void run_attention(const AttentionArgs& args, bool is_backward, const Context& c
   const AttentionImplementation& implementation =
       select(op, attention_implementations(is_backward), problem, context);
   const AttentionPlan plan = implementation.plan(problem);
+  if (problem.has_new_keys && problem.device.type == DeviceType::kCpu) {
+    // On the CPU this is a pass of its own, the same before every implementation.
+    const AppendedCall appended(problem, args, context);
+    implementation.launch(problem, plan, appended.args(), context);
+    return;
+  }
   if (problem.device == context.device) {
     implementation.launch(problem, plan, args, context);
     return;

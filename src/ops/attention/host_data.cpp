@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/fail.hpp"
+#include "ops/attention/append.hpp"
 #include "ops/attention/sequences.hpp"
 
 namespace flashtile {
@@ -37,6 +38,7 @@ void check_lengths(std::string_view op, const AttentionProblem& problem,
       check_range(op, "leftpad_k", b, element<int32_t>(args.leftpad_k, {b}), 0, used,
                   "used keys of the sequence");
     }
+    if (problem.has_new_keys) used += check_new_keys(op, problem, args, b);
     if (args.cache_batch_idx) {
       check_range(op, "cache_batch_idx", b, element<int32_t>(args.cache_batch_idx, {b}), 0,
                   args.k.shape[0] - 1, "last line of k");
@@ -102,6 +104,7 @@ int64_t longest_sequence(std::string_view op, std::string_view name, const Tenso
 void check_attention_host_data(std::string_view op, const AttentionProblem& problem,
                                const AttentionArgs& args) {
   check_lengths(op, problem, args);
+  if (problem.has_new_keys) check_new_slots(op, problem, args);
   if (problem.has_block_list) check_block_list(op, problem, args);
 }
 

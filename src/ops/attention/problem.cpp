@@ -8,6 +8,7 @@
 
 #include "core/fail.hpp"
 #include "core/validate.hpp"
+#include "ops/attention/append.hpp"
 #include "ops/attention/host_data.hpp"
 #include "variant/expr/parse.hpp"
 
@@ -27,6 +28,9 @@ void set_sizes(AttentionProblem& problem, const AttentionArgs& args) {
   problem.is_packed_q = bool(args.cu_seqlens_q);
   problem.is_packed_k = bool(args.cu_seqlens_k);
   problem.has_block_table = bool(args.block_table);
+  problem.has_new_keys = bool(args.k_new);
+  problem.rotary_dim = args.rotary_cos ? 2 * args.rotary_cos.shape[1] : 0;
+  problem.rotary_interleaved = args.rotary_interleaved;
   problem.page_size = problem.has_block_table ? args.k.shape[1] : 0;
   const TensorView& q = args.q;
   const TensorView& k = args.k;
@@ -73,6 +77,14 @@ void set_lengths(std::string_view op, AttentionProblem& problem, const Attention
         packed_max(op, "k", args.cu_seqlens_k, problem.total_k, args.max_seqlen_k, has_data);
   } else {
     problem.max_seqlen_k = args.k.shape[1];
+  }
+  if (args.cu_seqlens_new) {
+    problem.max_seqlen_new =
+        has_data && is_host(args.cu_seqlens_new)
+            ? longest_sequence(op, "cu_seqlens_new", args.cu_seqlens_new, args.k_new.shape[0])
+            : args.k_new.shape[0];
+  } else if (args.k_new) {
+    problem.max_seqlen_new = args.k_new.shape[1];
   }
 }
 
@@ -121,6 +133,7 @@ void check_combinations(std::string_view op, const AttentionArgs& args, bool is_
       fail(op, "lse is f64, expected f32 unless q is f64");
     }
   }
+  check_append(op, args, is_backward);
   if (is_backward && args.block_table) refuse(op, "paged keys (block_table) have no backward");
   if (is_backward && args.cache_batch_idx) refuse(op, "cache_batch_idx has no backward");
   const std::pair<const TensorView*, std::pair<const TensorView*, const char*>> gradients[] = {

@@ -58,6 +58,10 @@ struct AttentionProblem {
   bool has_block_table = false;
   bool is_packed_q = false;
   bool is_packed_k = false;
+  bool has_new_keys = false;  ///< k_new and v_new are written into k and v first
+  int64_t max_seqlen_new = 0;
+  int64_t rotary_dim = 0;  ///< 0: none
+  bool rotary_interleaved = false;
 
   TensorLayout q, k, v, out, lse, bias, dout, dq, dk, dv, dbias;
 
@@ -85,6 +89,8 @@ struct AttentionProblem {
   bool wants_alibi_gradient = false;
   bool wants_sink_gradient = false;
 
+  /// Positions matter by causal or a window: each query turns by its own.
+  bool is_local() const { return window_left || window_right; }
   int64_t group_size() const { return num_heads / num_heads_kv; }
 };
 

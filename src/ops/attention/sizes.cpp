@@ -61,6 +61,7 @@ void derive_blocks(const ProblemText& problem, const char* option, const char* l
 void derive_attention_sizes(const ProblemText& problem, Sizes& sizes) {
   derive_packed(problem, "cu_seqlens_q", "total_q", "seqlen_q", sizes);
   derive_packed(problem, "cu_seqlens_k", "total_k", "seqlen_k", sizes);
+  derive_packed(problem, "cu_seqlens_new", "total_new", "seqlen_new", sizes);
   const int64_t seqlen_k = size_or(sizes, "seqlen_k", size_or(sizes, "seqlen_q", 1));
   const int64_t page_size = std::max<int64_t>(1, size_or(sizes, "page_size", 16));
   if (find_item(problem, "block_table") != nullptr) {

@@ -26,6 +26,10 @@ constexpr std::array kDims = {
     DimSpec{"num_lines", "lines", "batch_size"},
     DimSpec{"total_q", "tq", ""},
     DimSpec{"total_k", "tk", ""},
+    DimSpec{"seqlen_new", "sn", ""},
+    DimSpec{"total_new", "tn", ""},
+    DimSpec{"num_positions", "pos", "seqlen_k"},
+    DimSpec{"rotary_pairs", "rp", ""},
     DimSpec{"num_block_rows", "m", ""},
     DimSpec{"num_block_cols", "n", ""},
 };
@@ -47,6 +51,12 @@ constexpr std::string_view kShapeOut =
 constexpr std::string_view kShapeLse =
     "@cu_seqlens_q: num_heads total_q; batch_size num_heads seqlen_q";
 constexpr std::string_view kShapeBias = "batch_size? num_heads? seqlen_q? seqlen_k";
+constexpr std::string_view kShapeKNew =
+    "@cu_seqlens_new: total_new num_heads_kv head_dim; "
+    "batch_size seqlen_new num_heads_kv head_dim";
+constexpr std::string_view kShapeVNew =
+    "@cu_seqlens_new: total_new num_heads_kv head_dim_v; "
+    "batch_size seqlen_new num_heads_kv head_dim_v";
 constexpr std::string_view kShapeWeights = "batch_size num_heads seqlen_q seqlen_k";
 
 template <auto Member>
@@ -127,6 +137,21 @@ constexpr std::array kInputs = {
     aux_row<false>("aux.*", kIn, "f32 i32 i64", "", "what expressions read as NAME[...]"),
 };
 
+// What attention_fwd may do to the keys before it attends.
+constexpr std::array kFwdInputs = {
+    row<&A::k_new>("k_new", kIn, false, kShapeKNew, "=q", "keys to store behind those in use"),
+    row<&A::v_new>("v_new", kIn, false, kShapeVNew, "=q", "values to store"),
+    row<&A::cu_seqlens_new>("cu_seqlens_new", kIn, false, "batch_size+1", "i32",
+                            "first row of each packed sequence of new keys", "", Fill::kLengths),
+    row<&A::rotary_cos>("rotary_cos", kIn, false, "num_positions rotary_pairs", "=q f32",
+                        "turns q and k_new"),
+    row<&A::rotary_sin>("rotary_sin", kIn, false, "num_positions rotary_pairs", "=q f32",
+                        "turns q and k_new"),
+    row<&A::rotary_seqlens>("rotary_seqlens", kIn, false, "batch_size", "i32",
+                            "first rotary position of a sequence; default seqused_k", "",
+                            Fill::kLengths),
+};
+
 constexpr std::array kFwdOutputs = {
     row<&A::out>("out", kOut, true, kShapeOut, "=q f32", "weights . v"),
     row<&A::lse>("lse", kOut, false, kShapeLse, "f32 f64", "natural log of softmax denominators"),
@@ -161,7 +186,17 @@ constexpr std::array<TensorSpec, n + m> joined(const std::array<TensorSpec, n>& 
   return all;
 }
 
-constexpr auto kFwdTensors = joined(kInputs, kFwdOutputs);
+/// k and v are written where there are new keys.
+constexpr auto with_appended_keys(auto inputs) {
+  for (TensorSpec& tensor : inputs) {
+    if (tensor.name != "k" && tensor.name != "v") continue;
+    tensor.direction = kInOut;
+    tensor.written_with = "k_new";
+  }
+  return inputs;
+}
+
+constexpr auto kFwdTensors = joined(joined(with_appended_keys(kInputs), kFwdInputs), kFwdOutputs);
 constexpr auto kBwdAllTensors = joined(kInputs, kBwdTensors);
 
 template <auto Member>
@@ -217,6 +252,8 @@ constexpr std::array kOptions = {
     option<&A::max_seqlen_k>("max_seqlen_k", "longest", 0, kMaxInt, "limit of packed keys"),
     option<&A::block_rows>("block_rows", "0", 0, kMaxInt, "queries of a listed block"),
     option<&A::block_cols>("block_cols", "0", 0, kMaxInt, "keys of a listed block"),
+    option<&A::rotary_interleaved>("rotary_interleaved", "false", 0, 1,
+                                   "rotary pairs (2n, 2n + 1), not (n, n + rotary_dim / 2)"),
     option<&A::dropout_p>("dropout_p", "0", 0, 1, "probability of dropping a weight, below 1"),
     option<&A::dropout_seed>("dropout_seed", "0", 0, 1.9e19, "key of the generator"),
     option<&A::dropout_offset>("dropout_offset", "0", 0, 4294967295.0, "counter of the generator"),

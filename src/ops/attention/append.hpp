@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// New keys and values that a call stores in its caches before it attends, and rotary embedding of
+// them and of the queries.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "ops/attention/args.hpp"
+#include "ops/attention/problem.hpp"
+
+namespace flashtile {
+
+/// What may go with k_new and rotary tensors. Throws Error.
+void check_append(std::string_view op, const AttentionArgs& args, bool is_backward);
+
+/// The number of new keys of sequence b (host lengths). Throws Error where they, or the positions
+/// that they turn by, have no room.
+int64_t check_new_keys(std::string_view op, const AttentionProblem& problem,
+                       const AttentionArgs& args, int64_t b);
+
+/// Throws Error where two sequences append to the same slot. Host lengths and pages, checked.
+void check_new_slots(std::string_view op, const AttentionProblem& problem,
+                     const AttentionArgs& args);
+
+/// A call on host memory whose new keys have been stored: its arguments are those of the attention
+/// that is left, over longer sequences and turned queries. Positions and pages have been checked.
+class AppendedCall {
+ public:
+  AppendedCall(const AttentionProblem& problem, const AttentionArgs& args, const Context& context);
+
+  const AttentionArgs& args() const { return args_; }
+
+ private:
+  AttentionArgs args_;
+  std::vector<int32_t> lengths_;
+  std::unique_ptr<char[]> queries_;
+};
+
+}  // namespace flashtile
