@@ -58,6 +58,15 @@ if(FLASHTILE_SANITIZE OR CMAKE_CROSSCOMPILING)
   set(test_timeout 600)
 endif()
 
+# A CUDA driver without a GPU, in a folder that only its own tests look into.
+set(fake_driver_dir ${CMAKE_BINARY_DIR}/fake_driver)
+add_library(fake_driver SHARED EXCLUDE_FROM_ALL ${tests_dir}/fake_driver/driver/fake_cuda.cpp)
+set_target_properties(
+  fake_driver PROPERTIES OUTPUT_NAME cuda SUFFIX .so.1 CXX_VISIBILITY_PRESET default
+                         LIBRARY_OUTPUT_DIRECTORY ${fake_driver_dir})
+target_include_directories(fake_driver PRIVATE ${PROJECT_SOURCE_DIR}/src)
+target_link_libraries(fake_driver PRIVATE flashtile_flags)
+
 file(GLOB test_sources CONFIGURE_DEPENDS ${tests_dir}/*/*_test.cpp)
 set(test_folders "")
 foreach(source IN LISTS test_sources)
@@ -74,6 +83,11 @@ foreach(folder IN LISTS test_folders)
   target_link_libraries(${target} PRIVATE flashtile_test_support)
   if(TARGET flashtile_cli)
     add_dependencies(${target} flashtile_cli)
+  endif()
+  if(folder STREQUAL "fake_driver")
+    target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
+    target_link_options(${target} PRIVATE LINKER:--disable-new-dtags,-rpath,${fake_driver_dir})
+    add_dependencies(${target} fake_driver)
   endif()
   gtest_discover_tests(
     ${target} TEST_PREFIX ${folder}. TEST_FILTER -*Full* TEST_LIST ${folder}_quick
