@@ -30,9 +30,10 @@ struct Explanation {
 /// Many lines for a person: the problem, the choice, and one line for each candidate.
 FLASHTILE_API std::string to_string(const Explanation& explanation);
 
-/// Names of all implementations of an op on this machine, best first; "attention_fwd" gives
+/// Names of the implementations of an op for tensors of a device, best first; "attention_fwd" gives
 /// {"attention_fwd_avx512", ..., "attention_fwd_reference"}. Throws Error for an unknown op.
-FLASHTILE_API std::vector<std::string> implementations(const std::string& op);
+FLASHTILE_API std::vector<std::string> implementations(const std::string& op,
+                                                       DeviceType device = DeviceType::kCpu);
 
 /// The op that a problem text describes, without tensors: "attention_fwd:b2:hq8:sq129:causal:bf16".
 /// docs/problems.md gives the grammar. Throws Error where it cannot be read.

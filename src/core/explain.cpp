@@ -17,12 +17,12 @@ std::string to_string(const Explanation& explanation) {
   return text;
 }
 
-std::vector<std::string> implementations(const std::string& op) {
+std::vector<std::string> implementations(const std::string& op, DeviceType device) {
   const OpSpec* spec = find_op(op);
   if (spec == nullptr) {
     throw Error(ErrorCode::kInvalidArgument, "implementations: there is no op '" + op + "'");
   }
-  return spec->implementations();
+  return spec->implementations(device);
 }
 
 Explanation explain(const std::string& problem_text, const Context& context) {

@@ -111,8 +111,12 @@ struct OpSpec {
   /// Validates, selects, plans, launches.
   void (*run)(const void* args, const Context& context) = nullptr;
   Explanation (*explain)(const void* args, const Context& context) = nullptr;
-  /// Names of all implementations on this machine, best first.
-  std::vector<std::string> (*implementations)() = nullptr;
+  /// Names of the implementations for tensors of a device, best first.
+  std::vector<std::string> (*list_implementations)(DeviceType device) = nullptr;
+
+  std::vector<std::string> implementations(DeviceType device = DeviceType::kCpu) const {
+    return list_implementations(device);
+  }
   /// Optional: adds sizes that follow from values in a problem text ("cu_seqlens_q={0,3,10}" gives
   /// total_q) to those that are known from the text; open ones get their defaults afterwards.
   void (*derive_sizes)(const ProblemText& problem, Sizes& sizes) = nullptr;

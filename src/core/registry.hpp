@@ -27,6 +27,7 @@ struct Implementation {
   Plan (*plan)(const Problem& problem) = nullptr;
   void (*launch)(const Problem& problem, const Plan& plan, const Inputs& inputs,
                  const Context& context) = nullptr;
+  DeviceType device = DeviceType::kCpu;  ///< where its tensors lie
 };
 
 /// "avx512" and "attention_fwd_avx512" both name attention_fwd_avx512.

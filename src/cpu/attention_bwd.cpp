@@ -16,8 +16,9 @@
 namespace flashtile::cpu {
 namespace {
 
-constexpr int64_t kBlockM = 64;
-constexpr int64_t kBlockN = 64;
+constexpr int64_t kBlockM = 96;  ///< a multiple of 6, the rows of a register tile
+constexpr int64_t kBlockN = 128;
+constexpr int64_t kBlockNScore = 64;  ///< with a user score: one strip of its programs
 constexpr int64_t kMaxSplits = 4;
 constexpr int64_t kEnoughTasks = 16;  ///< with as many pairs, key blocks are not split
 constexpr int64_t kExtraBytes = int64_t{1} << 20;
@@ -28,13 +29,12 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
   AttentionPlan plan;
   plan.implementation = isa.backward_name;
   plan.block_m = kBlockM;
-  plan.block_n = kBlockN;
+  plan.block_n = problem.user_score.empty() ? kBlockN : kBlockNScore;
   const int64_t num_pairs = std::max<int64_t>(1, problem.batch_size * problem.num_heads_kv);
-  const int64_t num_blocks = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, kBlockN));
+  const int64_t num_blocks = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, plan.block_n));
   plan.num_splits = std::min({kMaxSplits, ceil_div(kEnoughTasks, num_pairs), num_blocks});
   plan.num_tasks = num_pairs * plan.num_splits;
-  const BwdShape shape(operands_of(*isa.kernels, problem.dtype), problem, plan,
-                       /*program_bytes=*/0);
+  const BwdShape shape(operands_of(*isa.kernels, problem.dtype), problem, plan);
   plan.workspace_bytes = kExtraBytes;
   plan.worker_bytes =
       shape.pair_bytes(problem.max_seqlen_q, problem.max_seqlen_k) + shape.scratch_bytes;

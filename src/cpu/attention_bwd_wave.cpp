@@ -14,7 +14,7 @@
 namespace flashtile::cpu {
 
 BwdShape::BwdShape(const OperandKernels& kernels, const AttentionProblem& problem,
-                   const AttentionPlan& plan, int64_t program_bytes)
+                   const AttentionPlan& plan)
     : queries(kernels.bwd_query_layout(plan.block_m, problem.head_dim, problem.head_dim_v)),
       keys(kernels.bwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
       block_m(plan.block_m),
@@ -24,8 +24,7 @@ BwdShape::BwdShape(const OperandKernels& kernels, const AttentionProblem& proble
       dq_ld(queries.ld[0]),
       dk_ld(queries.ld[0]),
       dv_ld(queries.ld[2]),
-      scratch_bytes(kernels.bwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim) +
-                    program_bytes) {}
+      scratch_bytes(kernels.bwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim)) {}
 
 int64_t BwdShape::pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const {
   const int64_t num_m = ceil_div(seqlen_q, block_m);
@@ -44,10 +43,10 @@ BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const Atten
       args_(call.args()),
       plan_(plan),
       context_(context),
-      shape_(kernels_, problem_, plan, call.program_bytes(*isa.kernels)),
+      shape_(kernels_, problem_, plan),
       num_workers_(num_workers_of(context)),
-      capacity_(plan.workspace_bytes +
-                num_workers_ * (plan.worker_bytes + call.program_bytes(*isa.kernels))),
+      capacity_(plan.workspace_bytes + num_workers_ * plan.worker_bytes),
+      program_scratch_(call, *isa.kernels, num_workers_),
       workspace_("attention_bwd", context, capacity_),
       stats_(make_row_stats(call, *isa.kernels, context)),
       dalibi_(static_cast<size_t>(problem_.batch_size * problem_.num_heads), 0.0),
@@ -67,7 +66,7 @@ void BwdLaunch::run() {
     store_wave();
   }
   if (args_.dbias && bias_gradient_is_shared(args_)) {
-    sum_shared_bias_gradient(call_, kernels_, plan_, shape_, stats_, context_);
+    sum_shared_bias_gradient(call_, all_kernels_, kernels_, plan_, shape_, stats_, context_);
   }
   store_shared_gradients();
   daux_.store();
@@ -150,9 +149,7 @@ void BwdLaunch::run_wave() {
   if (!daux_.is_wanted()) {
     for_each_part(
         context_, wave_, [&](const BwdMember&) { return shape_.num_splits; },
-        [&](BwdMember& member, int64_t split, int worker) {
-          run_split(member, split, 0, scratch_ + worker * shape_.scratch_bytes);
-        });
+        [&](BwdMember& member, int64_t split, int worker) { run_split(member, split, 0, worker); });
     return;
   }
   // Tasks that share sums of aux tensors run one after the other, in the order of the pairs.
@@ -161,23 +158,23 @@ void BwdLaunch::run_wave() {
       for (int64_t split = 0; split < shape_.num_splits; ++split) {
         const int64_t task = member.pair_idx * shape_.num_splits + split;
         if (task % daux_.num_slots() != slot) continue;
-        run_split(member, split, slot, scratch_ + worker * shape_.scratch_bytes);
+        run_split(member, split, slot, worker);
       }
     }
   });
 }
 
-void BwdLaunch::run_split(BwdMember& member, int64_t split, int64_t aux_slot, char* scratch) {
+void BwdLaunch::run_split(BwdMember& member, int64_t split, int64_t aux_slot, int worker) {
   std::fill_n(member.dq_of(shape_, split, 0),
               shape_.group_size * member.pair.sequence->seqlen_q * shape_.dq_ld, 0.0f);
   // Blocks are dealt out in turn: under a causal mask early ones have more queries.
   for (int64_t n = split; n < member.num_n; n += shape_.num_splits) {
-    run_block(member, split, n, aux_slot, scratch);
+    run_block(member, split, n, aux_slot, worker);
   }
 }
 
 void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot,
-                          char* scratch) {
+                          int worker) {
   const Sequence& sequence = *member.pair.sequence;
   const int64_t k_begin = n * shape_.block_n;
   const int64_t k_end = std::min(k_begin + shape_.block_n, sequence.seqlen_k);
@@ -221,7 +218,8 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
     block.dk_ld = shape_.dk_ld;
     block.dv_ld = shape_.dv_ld;
     block.gradients = has_gradients ? &gradients : nullptr;
-    block.scratch = scratch;
+    block.scratch = scratch_ + worker * shape_.scratch_bytes;
+    block.program_scratch = program_scratch_.of(worker);
     kernels_.bwd_block(block);
     dbias.store();
     member.dalibi[static_cast<size_t>(split * shape_.group_size + g)] +=

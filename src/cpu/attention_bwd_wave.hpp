@@ -11,7 +11,7 @@ namespace flashtile::cpu {
 /// Sizes of what the backward packs and sums for one pair.
 struct BwdShape {
   BwdShape(const OperandKernels& kernels, const AttentionProblem& problem,
-           const AttentionPlan& plan, int64_t program_bytes);
+           const AttentionPlan& plan);
 
   /// Workspace of a pair with these lengths.
   int64_t pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const;
@@ -82,8 +82,8 @@ class BwdLaunch {
   size_t make_wave(size_t begin);
   void pack_wave();
   void run_wave();
-  void run_split(BwdMember& member, int64_t split, int64_t aux_slot, char* scratch);
-  void run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot, char* scratch);
+  void run_split(BwdMember& member, int64_t split, int64_t aux_slot, int worker);
+  void run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot, int worker);
   void store_wave();
   void store_queries(const BwdMember& member, int64_t g, int64_t m) const;
   void store_keys(const BwdMember& member, int64_t n) const;
@@ -99,6 +99,7 @@ class BwdLaunch {
   BwdShape shape_;
   int64_t num_workers_;
   int64_t capacity_;
+  ProgramScratch program_scratch_;
   Workspace workspace_;
   char* scratch_ = nullptr;
   RowStats stats_;

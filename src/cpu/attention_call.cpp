@@ -27,7 +27,7 @@ int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {
   int64_t bytes = 0;
   for (const auto* program : {&programs_.mask, &programs_.score, &programs_.guarded_score,
                               &programs_.gradient, &programs_.guarded_gradient}) {
-    if (*program) bytes += kernels.strip_bytes((*program)->view()) + 64;
+    if (*program) bytes += (kernels.strip_bytes((*program)->view()) + 127) / 64 * 64;
   }
   return bytes;
 }

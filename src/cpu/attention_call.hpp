@@ -70,6 +70,24 @@ class AttentionCall {
   mutable std::string out_of_range_;  ///< name of an aux tensor that was read beyond its end
 };
 
+/// Scratch of the strip programs, for each worker. It is small, depends on the texts of
+/// expressions, and so is no part of a plan's workspace.
+class ProgramScratch {
+ public:
+  ProgramScratch(const AttentionCall& call, const AttentionKernels& kernels, int64_t num_workers)
+      : bytes_(call.program_bytes(kernels)),
+        memory_(bytes_ == 0 ? 0 : static_cast<size_t>(num_workers * bytes_ + 64)) {}
+
+  char* of(int64_t worker) {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    return memory_.data() + (64 - address % 64) % 64 + worker * bytes_;
+  }
+
+ private:
+  int64_t bytes_;  ///< a multiple of 64
+  std::vector<char> memory_;
+};
+
 /// The score rules of one head as the kernels take them. `mask` must outlive them.
 class HeadRules {
  public:

@@ -48,11 +48,12 @@ namespace {
 /// One block of stored key columns of one plane of a shared bias.
 class SharedColumns {
  public:
-  SharedColumns(const AttentionCall& call, const OperandKernels& kernels, const AttentionPlan& plan,
-                const BwdShape& shape, const RowStats& stats, int64_t plane_b, int64_t plane_h,
-                int64_t column_block)
+  SharedColumns(const AttentionCall& call, const AttentionKernels& all_kernels,
+                const OperandKernels& kernels, const AttentionPlan& plan, const BwdShape& shape,
+                const RowStats& stats, int64_t plane_b, int64_t plane_h, int64_t column_block)
       : call_(call),
         kernels_(kernels),
+        program_scratch_(call, all_kernels, 1),
         plan_(plan),
         shape_(shape),
         stats_(stats),
@@ -126,6 +127,7 @@ class SharedColumns {
     block.delta = &stats_.delta[stats_.index(sequence, head)];
     block.gradients = &gradients;
     block.scratch = key_memory + shape_.keys.block_bytes;
+    block.program_scratch = program_scratch_.of(0);
     kernels_.bwd_block(block);
   }
 
@@ -141,6 +143,7 @@ class SharedColumns {
 
   const AttentionCall& call_;
   const OperandKernels& kernels_;
+  ProgramScratch program_scratch_;
   const AttentionPlan& plan_;
   const BwdShape& shape_;
   const RowStats& stats_;
@@ -153,16 +156,17 @@ class SharedColumns {
 
 }  // namespace
 
-void sum_shared_bias_gradient(const AttentionCall& call, const OperandKernels& kernels,
-                              const AttentionPlan& plan, const BwdShape& shape,
-                              const RowStats& stats, const Context& context) {
+void sum_shared_bias_gradient(const AttentionCall& call, const AttentionKernels& all_kernels,
+                              const OperandKernels& kernels, const AttentionPlan& plan,
+                              const BwdShape& shape, const RowStats& stats,
+                              const Context& context) {
   const TensorView& dbias = call.args().dbias;
   const int64_t num_columns = ceil_div(dbias.shape[3], plan.block_n);
   const int64_t num_planes = dbias.shape[0] * dbias.shape[1];
   parallel_for(context, num_planes * num_columns, [&](int64_t task, int) {
     const int64_t plane = task / num_columns;
-    SharedColumns(call, kernels, plan, shape, stats, plane / dbias.shape[1], plane % dbias.shape[1],
-                  task % num_columns)
+    SharedColumns(call, all_kernels, kernels, plan, shape, stats, plane / dbias.shape[1],
+                  plane % dbias.shape[1], task % num_columns)
         .run();
   });
 }

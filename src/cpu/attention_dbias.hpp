@@ -35,8 +35,8 @@ class DirectBiasGradient {
 };
 
 /// The whole gradient of a bias with shared planes.
-void sum_shared_bias_gradient(const AttentionCall& call, const OperandKernels& kernels,
-                              const AttentionPlan& plan, const BwdShape& shape,
-                              const RowStats& stats, const Context& context);
+void sum_shared_bias_gradient(const AttentionCall& call, const AttentionKernels& all_kernels,
+                              const OperandKernels& kernels, const AttentionPlan& plan,
+                              const BwdShape& shape, const RowStats& stats, const Context& context);
 
 }  // namespace flashtile::cpu

@@ -36,10 +36,9 @@ class ForwardLaunch {
         layout_(kernels_.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
         num_workers_(num_workers_of(context)),
         scratch_bytes_(kernels_.fwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim,
-                                                  problem.head_dim_v) +
-                       call_.program_bytes(*isa.kernels)),
-        capacity_(plan.workspace_bytes +
-                  num_workers_ * (plan.worker_bytes + call_.program_bytes(*isa.kernels))),
+                                                  problem.head_dim_v)),
+        capacity_(plan.workspace_bytes + num_workers_ * plan.worker_bytes),
+        program_scratch_(call_, *isa.kernels, num_workers_),
         workspace_("attention_fwd", context, capacity_),
         max_logit_(static_cast<size_t>(problem.num_heads),
                    -std::numeric_limits<float>::infinity()) {}
@@ -78,7 +77,7 @@ class ForwardLaunch {
   void pack_wave();
   void pack_block(const Member& member, int64_t block) const;
   void attend_wave();
-  void attend_block(Member& member, int64_t task, float* max_logit, char* scratch) const;
+  void attend_block(Member& member, int64_t task, int worker, float* max_logit);
 
   const AttentionProblem& problem_;
   const AttentionArgs& args_;
@@ -90,6 +89,7 @@ class ForwardLaunch {
   int64_t num_workers_;
   int64_t scratch_bytes_;  ///< of a worker
   int64_t capacity_;
+  ProgramScratch program_scratch_;
   Workspace workspace_;
   std::vector<float> max_logit_;  ///< by head
   std::vector<Member> wave_;
@@ -171,8 +171,7 @@ void ForwardLaunch::pack_wave() {
   });
 }
 
-void ForwardLaunch::attend_block(Member& member, int64_t task, float* max_logit,
-                                 char* scratch) const {
+void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float* max_logit) {
   const Sequence& sequence = *member.pair.sequence;
   const int64_t num_m = ceil_div(sequence.seqlen_q, plan_.block_m);
   const int64_t g = task / num_m;
@@ -222,7 +221,8 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, float* max_logit,
     block.weights_row_stride = weights.row_stride;
     block.weights_key_stride = weights.element_stride;
   }
-  block.scratch = scratch;
+  block.scratch = scratch_ + worker * scratch_bytes_;
+  block.program_scratch = program_scratch_.of(worker);
   kernels_.fwd_block(block);
   const Rows lse_out = lse_rows(args_.lse, sequence, head);
   if (lse_out.data == nullptr) return;
@@ -239,8 +239,7 @@ void ForwardLaunch::attend_wave() {
   std::vector<float> max_logit(static_cast<size_t>(num_tasks));
   parallel_for(context_, num_tasks, [&](int64_t task, int worker) {
     Member& member = member_of(wave_, task, &Member::first_task);
-    attend_block(member, task - member.first_task, &max_logit[static_cast<size_t>(task)],
-                 scratch_ + worker * scratch_bytes_);
+    attend_block(member, task - member.first_task, worker, &max_logit[static_cast<size_t>(task)]);
   });
   for (const Member& member : wave_) {
     const int64_t num_m = ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);

@@ -17,7 +17,7 @@ std::string refuse_forward(const AttentionProblem& problem) {
 std::vector<AttentionImplementation> cuda_attention_implementations(bool is_backward) {
   if (is_backward) return {};
   return {{"attention_fwd_portable", refuse_forward, cuda::plan_attention_fwd,
-           cuda::launch_attention_fwd}};
+           cuda::launch_attention_fwd, DeviceType::kCuda}};
 }
 
 }  // namespace flashtile

@@ -287,7 +287,7 @@ OpSpec make_spec() {
   };
   spec.run = run;
   spec.explain = explain;
-  spec.implementations = [] {
+  spec.list_implementations = [](DeviceType) {
     std::vector<std::string> names;
     for (const Implementation& implementation : kImplementations) {
       names.emplace_back(implementation.name);

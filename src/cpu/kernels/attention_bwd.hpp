@@ -419,7 +419,7 @@ void bwd_block_of(const BwdBlock& block) {
   int64_t bytes = 0;
   BwdState<Operands> state =
       bwd_state<Operands>(block.scratch, block.block_m, block.block_n, block.head_dim, &bytes);
-  Scratch scratch{block.scratch + bytes};
+  Scratch scratch{block.program_scratch};
   state.programs = open_programs(*block.rules, scratch);
   for (int64_t r = 0; r < block.num_runs; ++r) {
     for (int64_t m_block = block.runs[r].begin; m_block < block.runs[r].end; ++m_block) {

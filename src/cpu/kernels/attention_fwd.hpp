@@ -337,7 +337,7 @@ void fwd_block_of(const FwdBlock& block) {
   int64_t bytes = 0;
   FwdState<Operands> state = fwd_state<Operands>(block.scratch, block.num_rows, block.keys->block_n,
                                                  block.head_dim, block.head_dim_v, &bytes);
-  Scratch scratch{block.scratch + bytes};
+  Scratch scratch{block.program_scratch};
   state.programs = open_programs(*block.rules, scratch);
   Operands::pack_left({block.q_rows, block.q_dtype, block.q_stride}, block.num_rows, block.head_dim,
                       state.q, state.q_ld);

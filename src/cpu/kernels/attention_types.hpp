@@ -94,6 +94,7 @@ struct FwdBlock {
   char* weights;       ///< row 0, key 0 of the debug output; null: not wanted
   int64_t weights_row_stride, weights_key_stride;  ///< bytes
   char* scratch;                                   ///< fwd_scratch_bytes
+  char* program_scratch;  ///< strip_bytes of each strip program of the rules
 };
 
 /// Rows of two tensors (K and V, or Q and dO) to pack: one block of at most `block_rows` rows, in
@@ -154,7 +155,8 @@ struct BwdBlock {
   float* dv;           ///< sums (num_keys, dv_ld)
   int64_t dq_ld, dk_ld, dv_ld;
   const ScoreGradients* gradients;  ///< null: none is wanted
-  char* scratch;
+  char* scratch;                    ///< bwd_scratch_bytes
+  char* program_scratch;            ///< strip_bytes of each strip program of the rules
 };
 
 }  // namespace flashtile::cpu

@@ -83,10 +83,10 @@ std::span<const AttentionImplementation> attention_implementations(bool is_backw
   return is_backward ? backward : forward;
 }
 
-std::vector<std::string> attention_implementation_names(bool is_backward) {
+std::vector<std::string> attention_implementation_names(bool is_backward, DeviceType device) {
   std::vector<std::string> names;
   for (const auto& implementation : attention_implementations(is_backward)) {
-    names.emplace_back(implementation.name);
+    if (implementation.device == device) names.emplace_back(implementation.name);
   }
   return names;
 }

@@ -27,7 +27,9 @@ std::vector<AttentionImplementation> cpu_attention_implementations(bool is_backw
 /// machine; what a machine lacks is their refusal.
 std::vector<AttentionImplementation> cuda_attention_implementations(bool is_backward);
 
-std::vector<std::string> attention_implementation_names(bool is_backward);
+/// Names of those for tensors of a device.
+std::vector<std::string> attention_implementation_names(bool is_backward,
+                                                        DeviceType device = DeviceType::kCpu);
 
 void run_attention(const AttentionArgs& args, bool is_backward, const Context& context);
 Explanation explain_attention(const AttentionArgs& args, bool is_backward, const Context& context);

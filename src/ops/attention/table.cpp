@@ -282,7 +282,9 @@ OpSpec make_spec(std::string_view name, std::string_view doc, std::span<const Te
   spec.explain = [](const void* args, const Context& context) {
     return explain_attention(*static_cast<const AttentionArgs*>(args), is_backward, context);
   };
-  spec.implementations = [] { return attention_implementation_names(is_backward); };
+  spec.list_implementations = [](DeviceType device) {
+    return attention_implementation_names(is_backward, device);
+  };
   spec.kernels = [](const void* args, const Context& context) {
     return attention_kernels(*static_cast<const AttentionArgs*>(args), is_backward, context);
   };
