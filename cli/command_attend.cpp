@@ -220,10 +220,11 @@ void check_result_paths(const AttendOptions& options) {
 /// Every result that a file is named for is one that the calls give.
 void check_result_names(const std::vector<const OpCall*>& calls, const AttendRequest& request) {
   for (const auto& [name, path] : request.result_files) {
-    const bool is_given = std::any_of(calls.begin(), calls.end(), [&](const OpCall* call) {
-      const TensorSpec* row = call->spec().find_tensor(name);
-      return row != nullptr && row->direction == Direction::kOut && call->tensor(name);
-    });
+    const auto gives = [&result = name](const OpCall* call) {
+      const TensorSpec* row = call->spec().find_tensor(result);
+      return row != nullptr && row->direction == Direction::kOut && call->tensor(result);
+    };
+    const bool is_given = std::any_of(calls.begin(), calls.end(), gives);
     if (is_given) continue;
     throw CLI::ValidationError("attend", "there is no result " + name + " to write to " + path +
                                              "; gradients need --backward and their input");

@@ -42,8 +42,8 @@ constexpr const char* kForwardOnly[] = {
     "attention_fwd:b2:hq4:hkv2:sq2:sk100:d32:lines4:cache_batch_idx:seqused_k={100,33}",
     "attention_fwd:b1:hq2:sq40:sk50:d16:causal:out.f32:bf16",
     "attention_fwd:b2:hq4:hkv2:sq3:sk64:d32:sn3:k_new:v_new:seqused_k={40,0}:causal:bf16",
-    "attention_fwd:b2:hq4:hkv2:sq2:sk100:d32:block_table:ps16:sn2:k_new:v_new:seqused_k={98,17}:"
-    "rotary_cos:rotary_sin:rp8:pos100:causal",
+    ("attention_fwd:b2:hq4:hkv2:sq2:sk100:d32:block_table:ps16:sn2:k_new:v_new:"
+     "seqused_k={98,17}:rotary_cos:rotary_sin:rp8:pos100:causal"),
     "attention_fwd:b1:hq2:sq40:sk50:d16:causal:max_logit:weights:dropout_mask:dropout_p=0.3",
 };
 constexpr const char* kBackwardOnly[] = {

@@ -36,7 +36,7 @@ BlockLayout bwd_query_layout(int64_t block_m, int64_t head_dim, int64_t head_dim
   Scratch scratch{nullptr};
   const auto place = [&](int form, int64_t dim) {
     layout.ld[form] = tile_ld(dim);
-    layout.offset[form] = scratch.next - static_cast<char*>(nullptr);
+    layout.offset[form] = scratch.used;
     scratch.take_bytes(Operands::bytes(block_m, layout.ld[form]));
   };
   const auto share = [&](int form, int other) {
@@ -52,7 +52,7 @@ BlockLayout bwd_query_layout(int64_t block_m, int64_t head_dim, int64_t head_dim
     place(kFormQRight, head_dim);
     place(kFormDoutRight, head_dim_v);
   }
-  layout.block_bytes = scratch.next - static_cast<char*>(nullptr);
+  layout.block_bytes = scratch.used;
   return layout;
 }
 
@@ -62,13 +62,13 @@ BlockLayout bwd_key_layout(int64_t block_n, int64_t head_dim, int64_t head_dim_v
   Scratch scratch{nullptr};
   const auto place = [&](int form, int64_t rows, int64_t ld) {
     layout.ld[form] = ld;
-    layout.offset[form] = scratch.next - static_cast<char*>(nullptr);
+    layout.offset[form] = scratch.used;
     scratch.take_bytes(Operands::bytes(rows, ld));
   };
   place(kFormKTransposed, head_dim, tile_ld(block_n));
   place(kFormKRight, block_n, tile_ld(head_dim));
   place(kFormVTransposed, head_dim_v, tile_ld(block_n));
-  layout.block_bytes = scratch.next - static_cast<char*>(nullptr);
+  layout.block_bytes = scratch.used;
   return layout;
 }
 
@@ -145,7 +145,7 @@ BwdState<Operands> bwd_state(char* memory, int64_t block_m, int64_t block_n, int
     state.ds_left = operand(block_m, state.ld);
   }
   state.k_copy = operand(block_n, tile_ld(head_dim));
-  *bytes = scratch.next - memory;
+  *bytes = scratch.used;
   return state;
 }
 

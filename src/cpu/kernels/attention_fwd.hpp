@@ -34,9 +34,9 @@ BlockLayout fwd_key_layout(int64_t block_n, int64_t head_dim, int64_t head_dim_v
   layout.ld[kFormV] = tile_ld(head_dim_v);
   Scratch scratch{nullptr};
   scratch.take_bytes(Operands::bytes(head_dim, layout.ld[kFormK]));
-  layout.offset[kFormV] = scratch.next - static_cast<char*>(nullptr);
+  layout.offset[kFormV] = scratch.used;
   scratch.take_bytes(Operands::bytes(block_n, layout.ld[kFormV]));
-  layout.block_bytes = scratch.next - static_cast<char*>(nullptr);
+  layout.block_bytes = scratch.used;
   return layout;
 }
 
@@ -94,7 +94,7 @@ FwdState<Operands> fwd_state(char* memory, int64_t block_m, int64_t block_n, int
   state.factor = scratch.take<float>(padded(block_m));
   state.saved_max = scratch.take<float>(padded(block_m));
   state.saved_sum = scratch.take<float>(padded(block_m));
-  *bytes = scratch.next - memory;
+  *bytes = scratch.used;
   return state;
 }
 

@@ -103,14 +103,15 @@ struct Bf16Operands {
 };
 #endif
 
-/// Splits a scratch area into aligned pieces.
+/// Splits a scratch area into aligned pieces; without an area it only counts.
 struct Scratch {
-  char* next;
+  char* area;
+  int64_t used = 0;
 
   template <class T>
   FLASHTILE_INLINE T* take(int64_t count) {
-    T* piece = reinterpret_cast<T*>(next);
-    next += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+    T* piece = area == nullptr ? nullptr : reinterpret_cast<T*>(area + used);
+    used += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
     return piece;
   }
   FLASHTILE_INLINE char* take_bytes(int64_t bytes) { return take<char>(bytes); }
