@@ -137,13 +137,13 @@ const KernelStore::Options& KernelStore::with_compiler() {
 }
 
 std::string KernelStore::not_found_text(const Program& program) const {
-  std::string text = program.entry + ": there is no machine code of it for " + program.arch + ": ";
+  std::string text = program.entry + ": there is no machine code of it for " + program.arch;
   for (const auto& pack : packs()) {
-    text += "it is not in the kernel pack " + pack->path();
-    text += pack->is_for_this_library() ? "; " : ", which another version of the library made; ";
+    text += "; it is not in the kernel pack " + pack->path();
+    if (!pack->is_for_this_library()) text += ", which another version of the library made";
   }
-  for (const std::string& fault : pack_faults()) text += fault + "; ";
-  return text + "and it cannot be compiled: " + options_.no_compiler;
+  for (const std::string& fault : pack_faults()) text += "; " + fault;
+  return text + "; it cannot be compiled: " + options_.no_compiler;
 }
 
 void KernelStore::add_pack(const std::string& path) {
