@@ -10,7 +10,13 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 /// Pairs of bfloat16, one pair a lane, the element with the lower index in the low half.
 /// c + a.low * b.low + a.high * b.high; subnormals count as zero.
 FLASHTILE_INLINE Vf dot_pairs(Vu a, Vu b, Vf c) {
+#if defined(__clang__) && __clang_major__ < 18
+  // The optimiser of clang 16 runs out of stack on casts to vectors of bfloat16.
+  asm("vdpbf16ps %2, %1, %0" : "+v"(c.v) : "v"(a.v), "v"(b.v));
+  return c;
+#else
   return {_mm512_dpbf16_ps(c.v, (__m512bh)a.v, (__m512bh)b.v)};
+#endif
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA
