@@ -175,6 +175,25 @@ std::string Truth::fault_of(const Results& results) const {
   return text;
 }
 
+std::vector<std::string> visible_keys(int64_t seqlen_q, int64_t seqlen_k,
+                                      const AttentionOptions& options,
+                                      const std::string& implementation) {
+  const Tensor q = Tensor::filled(DType::kF32, {1, seqlen_q, 1, 4}, 0);
+  const Tensor k = Tensor::random(DType::kF32, {1, seqlen_k, 1, 4}, 1);
+  const Tensor v = Tensor::filled(DType::kF32, {1, seqlen_k, 1, seqlen_k}, 0);
+  for (int64_t j = 0; j < seqlen_k; ++j) v.set({0, j, 0, j}, 1);
+  const Results results = run({q, k, v, {}, options}, implementation);
+  std::vector<std::string> rows;
+  for (int64_t i = 0; i < seqlen_q; ++i) {
+    std::string row;
+    for (int64_t j = 0; j < seqlen_k; ++j) {
+      row += results.out.get({0, i, 0, j}) == 0 ? '0' : '1';
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
 void expect_all_conform(const Inputs& inputs) {
   const Truth truth(inputs);
   for (const std::string& implementation : all_implementations()) {

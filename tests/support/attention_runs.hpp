@@ -65,6 +65,12 @@ class Truth {
   std::vector<cli::Expectation> forward_, backward_;
 };
 
+/// The keys that each query sees, as an implementation's weights show: "1101" for keys 0, 1 and 3.
+/// Queries are 0, so that weights are equal, and values are the identity.
+std::vector<std::string> visible_keys(int64_t seqlen_q, int64_t seqlen_k,
+                                      const AttentionOptions& options,
+                                      const std::string& implementation);
+
 /// Runs every implementation and adds a test failure for each that is wrong.
 void expect_all_conform(const Inputs& inputs);
 
