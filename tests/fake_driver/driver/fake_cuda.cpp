@@ -112,6 +112,11 @@ ContextHandle fake_cuda_create_context(int device) {
 void fake_cuda_destroy_context(ContextHandle context) { context->id = 0; }
 int fake_cuda_stack_depth() { return static_cast<int>(stack.size()); }
 
+/// NVRTC asks the driver for a table of its own making, and does without where there is none.
+Result cuGetExportTable(const void** table, const void*) {
+  *table = nullptr;
+  return kNotFound;
+}
 Result cuInit(unsigned int) { return answer("cuInit"); }
 Result cuDriverGetVersion(int* version) {
   *version = kVersion;

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls on a device that computes nothing: what they compile, load and launch.
+#include <cstdlib>
+#include <memory>
+
+#include "core/problem_text.hpp"
+#include "cuda/jit/kernel_store.hpp"
+#include "cuda/jit/nvrtc.hpp"
+#include "fake_driver_support.hpp"
+#include "flashtile/error.hpp"
+#include "flashtile/gpu.hpp"
+
+namespace flashtile::cuda {
+namespace {
+
+using fake::on_device;
+
+/// The call of a problem text, with memory for its tensors that counts as device memory.
+class DeviceCall {
+ public:
+  explicit DeviceCall(const std::string& text, int device = 0)
+      : call_(make_call(parse_problem(text))), context_(on_device(device)) {
+    for (const std::string& name : call_.tensor_names()) {
+      TensorView view = call_.tensor(name);
+      const auto bytes = static_cast<size_t>(view.numel() * dtype_bytes(view.dtype));
+      memory_.emplace_back(std::aligned_alloc(256, (bytes / 256 + 1) * 256), std::free);
+      view.data = memory_.back().get();
+      view.device = context_.device;
+      call_.set_tensor(name, view);
+    }
+    workspace_.resize(1 << 24);
+    context_.workspace = workspace_.data();
+    context_.workspace_bytes = workspace_.size();
+  }
+  void run() const { call_.run(context_); }
+
+ private:
+  OpCall call_;
+  Context context_;
+  std::vector<std::unique_ptr<void, void (*)(void*)>> memory_;
+  std::vector<char> workspace_;
+};
+
+int64_t num_compiled() { return KernelStore::of_process().counts().compiled; }
+
+class FakeAttention : public fake::FakeDriver {
+ protected:
+  void SetUp() override {
+    FakeDriver::SetUp();
+    if (Nvrtc::get() == nullptr) GTEST_SKIP() << Nvrtc::fault();
+  }
+};
+
+TEST_F(FakeAttention, WarmupLeavesNothingForTheCall) {
+  const std::string text = "attention_fwd:b2:hq4:hkv2:sq200:d64:causal:bf16";
+  warmup(text, on_device(0));
+  const int64_t compiled = num_compiled();
+  EXPECT_FALSE(state_.loads.empty());
+  EXPECT_TRUE(state_.launches.empty());
+  const size_t num_loads = state_.loads.size();
+  DeviceCall(text).run();
+  EXPECT_EQ(num_compiled(), compiled);
+  EXPECT_EQ(state_.loads.size(), num_loads);
+  ASSERT_FALSE(state_.launches.empty());
+  EXPECT_TRUE(state_.launches[0].function.starts_with("attention_fwd_"));
+  EXPECT_EQ(state_.num_stream_waits, 0);
+}
+
+TEST_F(FakeAttention, TensorsSayTheDevice) {
+  const std::string text = "attention_fwd:b1:hq2:sq100:d64:bf16";
+  warmup(text, on_device(1));
+  DeviceCall(text, 1).run();
+  ASSERT_FALSE(state_.launches.empty());
+  EXPECT_EQ(state_.launches[0].context->device, 1);
+}
+
+TEST_F(FakeAttention, WarmupOfACpuProblemDoesNothing) {
+  warmup("attention_fwd:b1:hq2:sq100:d64:bf16");
+  EXPECT_TRUE(state_.loads.empty());
+}
+
+TEST_F(FakeAttention, NamedArchitectureIsForExplainAlone) {
+  OpCall call = make_call(parse_problem("attention_fwd:b1:hq1:sq4:d8"));
+  float memory[32];
+  for (const char* name : {"q", "k", "v", "out"}) {
+    TensorView view = call.tensor(name);
+    view.data = memory;
+    call.set_tensor(name, view);
+  }
+  Context context;
+  context.arch = "sm_89";
+  EXPECT_THROW(call.run(context), Error);
+}
+
+/// Problems that differ in numbers alone: the first of each row is compiled, the others are not.
+TEST_F(FakeAttention, OtherNumbersCompileNothing) {
+  const std::vector<std::vector<std::string>> rows = {
+      {":b2:hq4:hkv4:sq512:sk700:d64:bf16", ":b1:hq8:hkv8:sq4000:sk4000:d64:bf16",
+       ":b2:hq4:hkv4:sq512:sk700:d64:bf16:softmax_scale=0.03", ":b3:hq6:hkv3:sq900:sk333:d64:bf16"},
+      {":b2:hq4:hkv4:sq512:d64:bf16:softcap=20:window_left=100:causal",
+       ":b2:hq4:hkv4:sq512:d64:bf16:softcap=50:window_left=7:causal",
+       ":b1:hq2:hkv1:sq800:sk900:d64:bf16:softcap=1.5:window_left=300:causal"},
+      {":b2:hq4:hkv4:sq512:d64:bf16:score='score + param.a * bias_table[q_idx % 8]'"
+       ":param.a=2.0:aux.bias_table[8]",
+       ":b2:hq4:hkv4:sq600:d64:bf16:score='score + param.a * bias_table[q_idx % 8]'"
+       ":param.a=-0.25:aux.bias_table[100]"},
+      {":b2:hq4:hkv4:sq512:d64:bf16:dropout_p=0.1:dropout_seed=1",
+       ":b2:hq4:hkv4:sq512:d64:bf16:dropout_p=0.5:dropout_seed=99:dropout_offset=3"},
+  };
+  for (const std::vector<std::string>& row : rows) {
+    DeviceCall("attention_fwd" + row[0]).run();
+    const int64_t compiled = num_compiled();
+    for (size_t i = 1; i < row.size(); ++i) {
+      state_.launches.clear();
+      DeviceCall("attention_fwd" + row[i]).run();
+      EXPECT_EQ(num_compiled(), compiled) << row[i];
+      EXPECT_FALSE(state_.launches.empty()) << row[i];
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashtile::cuda
