@@ -112,14 +112,9 @@ def machine(arguments):
                   if line.startswith("model name")), platform.processor())
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], text=True,
                             capture_output=True, check=False).stdout.strip()
-    problem = "attention_fwd:hq1:sq512:d64"
-    peak = subprocess.run([ROOT / arguments.build / "flashtile", "bench", "--json", "--threads",
-                           str(arguments.threads), problem], text=True, capture_output=True,
-                          check=False).stdout
     return {"cpu": model, "threads": arguments.threads, "torch": torch.__version__,
             "commit": commit, "date": time.strftime("%Y-%m-%d"),
-            "clock": "process time" if arguments.threads == 1 else "wall",
-            "peak_f32_gflops": json.loads(peak.splitlines()[0])["peak_gflops"] if peak else None}
+            "clock": "process time" if arguments.threads == 1 else "wall"}
 
 
 def main():
