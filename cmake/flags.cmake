@@ -42,8 +42,8 @@ if(FLASHTILE_SANITIZE)
   target_link_options(flashtile_flags INTERFACE ${sanitize})
 endif()
 
-# Reading these takes a third of a small file's time. Each file still includes what it uses: the asan,
-# fuzz and aarch64 presets build without.
+# Reading these takes a third of a small file's time. Each file still includes what it uses: the
+# asan, fuzz and aarch64 presets build without.
 set(precompiled_headers <algorithm> <array> <cmath> <memory> <optional> <span> <string> <vector>)
 # Lets ccache work with them (it also needs CCACHE_SLOPPINESS=pch_defines,time_macros).
 target_compile_options(flashtile_flags

@@ -111,7 +111,8 @@ std::string option_fault(const OptionSpec& row) {
 
 std::string spec_fault(const OpSpec& spec) {
   if (!is_identifier(spec.name)) return "the op has no proper name";
-  if (!spec.make_args || !spec.copy_args || !spec.run || !spec.explain || !spec.list_implementations) {
+  if (!spec.make_args || !spec.copy_args || !spec.run || !spec.explain ||
+      !spec.list_implementations) {
     return "the op lacks a function";
   }
   std::set<std::string_view> names;
