@@ -213,7 +213,8 @@ def check_includes(file, paths):
 
 
 def find_include(from_path, name, paths):
-    folders = ["include/", "src/", "cli/", "tests/", "tests/cuda/emulator/", from_path.rsplit("/", 1)[0] + "/"]
+    own_folder = from_path.rsplit("/", 1)[0] + "/"
+    folders = ["include/", "src/", "cli/", "tests/", "tests/cuda/emulator/", own_folder]
     for folder in folders:
         if folder + name in paths:
             return folder + name
