@@ -30,7 +30,7 @@ void CheckRun::report(const CheckCase& check_case, const std::string& implementa
 bool CheckRun::run_step(const CheckCase& check_case, const CheckStep& step) {
   const OpSpec& spec = step.owned.call.spec();
   bool is_served = false;
-  for (const std::string& implementation : spec.implementations()) {
+  for (const std::string& implementation : spec.implementations(context_.device.type)) {
     if (std::find(order_.begin(), order_.end(), implementation) == order_.end()) {
       order_.push_back(implementation);
     }

@@ -7,6 +7,7 @@
 #include "core/text.hpp"
 #include "cuda/runtime/current.hpp"
 #include "flashtile/error.hpp"
+#include "tensors.hpp"
 
 namespace flashtile::cli {
 namespace {
@@ -32,6 +33,23 @@ void find_span(const TensorView& tensor, int64_t* first, int64_t* count) {
   }
   *first = low;
   *count = high - low;
+}
+
+/// Where lengths come as cu_seqlens_X, the library cannot read them on a device: it needs
+/// max_seqlen_X, which is an option of such ops.
+void state_longest_sequences(const OpCall& host, OpCall& device) {
+  for (const std::string which : {"q", "k"}) {
+    const std::string lengths = "cu_seqlens_" + which;
+    const std::string option = "max_seqlen_" + which;
+    if (host.spec().find_tensor(lengths) == nullptr || !host.tensor(lengths)) continue;
+    const std::vector<std::string> stated = host.option_names();
+    if (std::find(stated.begin(), stated.end(), option) != stated.end()) continue;
+    const std::vector<double> begins = to_numbers(host.tensor(lengths));
+    double longest = 0;
+    for (size_t i = 1; i < begins.size(); ++i)
+      longest = std::max(longest, begins[i] - begins[i - 1]);
+    device.set_option(option, static_cast<int64_t>(longest));
+  }
 }
 
 }  // namespace
@@ -71,7 +89,7 @@ DeviceCall::DeviceCall(const OpCall& host, const Context& context)
   for (const std::string& name : host.tensor_names()) {
     Piece piece;
     piece.host = host.tensor(name);
-    piece.is_written = host.spec().find_tensor(name)->direction == Direction::kOut;
+    piece.is_written = host.writes(name);
     find_span(piece.host, &piece.first_byte, &piece.num_bytes);
     // Also a tensor without elements has an address.
     const std::shared_ptr<void> memory =
@@ -88,6 +106,7 @@ DeviceCall::DeviceCall(const OpCall& host, const Context& context)
     call_.set_tensor(name, piece.device);
     pieces_.push_back(piece);
   }
+  state_longest_sequences(host, call_);
   // The host's memory may go away, or change.
   wait_for_device(context);
   const int64_t bytes = call_.explain(context_).workspace_bytes;

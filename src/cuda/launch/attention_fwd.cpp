@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/launch/attention_fwd.hpp"
 
+#include <algorithm>
+
 #include "cuda/jit/kernel.hpp"
 #include "cuda/launch/attention_params.hpp"
 
@@ -15,29 +17,116 @@ LaunchShape shape_of(const KernelChoice& kernel) {
   return shape;
 }
 
+template <class T>
+T* at(char* workspace, const WorkspaceRegion& region) {
+  return region.bytes == 0 ? nullptr : reinterpret_cast<T*>(workspace + region.offset);
+}
+
 device::GridParam grid_param(const ForwardPlan& plan, char* workspace) {
   device::GridParam grid;
   grid.num_m_blocks = static_cast<int>(plan.num_m_blocks);
   grid.section_heads = static_cast<int>(plan.section_heads);
   grid.num_splits = static_cast<int>(plan.num_splits);
   grid.num_v_parts = static_cast<int>(plan.num_v_parts);
+  grid.combine_ctas = static_cast<int>(std::max<int64_t>(plan.combine_ctas, 1));
   grid.descending = plan.is_descending ? 1 : 0;
-  if (plan.num_splits > 1) {
-    grid.partial_out = reinterpret_cast<float*>(workspace);
-    grid.partial_lse = reinterpret_cast<float*>(workspace + plan.partial_out_bytes);
-  }
+  grid.partial_out = at<float>(workspace, plan.partial_out);
+  grid.partial_lse = at<float>(workspace, plan.partial_lse);
   return grid;
 }
+
+device::BlocksParam blocks_param(const AttentionArgs& args, const ForwardPlan& plan,
+                                 char* workspace) {
+  device::BlocksParam blocks;
+  const BlockMapPlan& from = plan.blocks;
+  blocks.map = at<unsigned int>(workspace, plan.map);
+  blocks.map_batches = static_cast<int>(from.map_batches);
+  blocks.map_heads = static_cast<int>(from.map_heads);
+  blocks.map_words = static_cast<int>(from.map_words);
+  if (!args.block_counts) return blocks;
+  const device::ScoresParam counts = scores_param(args.block_counts);
+  const device::ScoresParam indices = scores_param(args.block_indices);
+  blocks.counts = counts.data;
+  blocks.counts_batch_stride = counts.batch_stride;
+  blocks.counts_head_stride = counts.head_stride;
+  blocks.counts_row_stride = counts.row_stride;
+  blocks.indices = indices.data;
+  blocks.indices_batch_stride = indices.batch_stride;
+  blocks.indices_head_stride = indices.head_stride;
+  blocks.indices_row_stride = indices.row_stride;
+  blocks.indices_entry_stride = indices.key_stride;
+  blocks.max_entries = static_cast<int>(args.block_indices.shape[3]);
+  blocks.block_rows = args.block_rows;
+  blocks.block_cols = args.block_cols;
+  blocks.listed = at<unsigned int>(workspace, plan.listed);
+  blocks.list_batches = static_cast<int>(from.list_batches);
+  blocks.list_heads = static_cast<int>(from.list_heads);
+  blocks.list_rows = static_cast<int>(from.list_rows);
+  blocks.list_cols = static_cast<int>(from.list_cols);
+  blocks.list_words = static_cast<int>(from.list_words);
+  return blocks;
+}
+
+device::WeightsParam debug_param(const AttentionArgs& args) {
+  device::WeightsParam debug;
+  if (args.weights) {
+    debug.weights = scores_param(args.weights);
+    debug.weight_rows = static_cast<int>(args.weights.shape[2]);
+    debug.weight_cols = static_cast<int>(args.weights.shape[3]);
+  }
+  if (args.dropout_mask) {
+    debug.dropout_mask = scores_param(args.dropout_mask);
+    debug.mask_rows = static_cast<int>(args.dropout_mask.shape[2]);
+    debug.mask_cols = static_cast<int>(args.dropout_mask.shape[3]);
+  }
+  return debug;
+}
+
+/// lse in the workspace, laid out like the caller's would be.
+device::RowScalarsParam own_lse(const AttentionProblem& problem, const ForwardPlan& plan,
+                                char* workspace) {
+  device::RowScalarsParam lse;
+  lse.data = at<float>(workspace, plan.lse);
+  lse.row_stride = 4;
+  lse.head_stride = 4 * (problem.is_packed_q ? problem.total_q : problem.max_seqlen_q);
+  lse.batch_stride = problem.is_packed_q ? 0 : lse.head_stride * problem.num_heads;
+  return lse;
+}
+
+/// Everything that the kernels of a call are given.
+class ForwardArguments {
+ public:
+  ForwardArguments(const AttentionProblem& problem, const ForwardPlan& plan,
+                   const AttentionArgs& args, char* workspace)
+      : params_(attention_params(problem, args)), expressions_(problem, args) {
+    params_.grid = grid_param(plan, workspace);
+    params_.blocks = blocks_param(args, plan, workspace);
+    params_.debug = debug_param(args);
+    if (plan.lse.bytes > 0) params_.lse = own_lse(problem, plan, workspace);
+    before_ = params_;
+    append_ = append_params(problem, args, at<char>(workspace, plan.turned_q));
+    if (append_.turned_q.data != nullptr) params_.q = append_.turned_q;
+  }
+
+  /// One pointer for each parameter of a kernel.
+  std::vector<void*> of(std::string_view stem) {
+    if (stem == "attention_append") return {&before_, &append_};
+    return {&params_, expressions_.data()};
+  }
+
+ private:
+  device::AttentionParams params_;
+  device::AttentionParams before_;  ///< with queries as they came
+  device::AppendParams append_;
+  ExpressionArguments expressions_;
+};
 
 }  // namespace
 
 void launch_forward_plan(const AttentionProblem& problem, const ForwardPlan& plan,
                          const AttentionArgs& args, const Context& context) {
   char* workspace = device_workspace("attention_fwd", context, plan.workspace_bytes);
-  device::AttentionParams params = attention_params(problem, args);
-  params.grid = grid_param(plan, workspace);
-  ExpressionArguments expressions(problem, args);
-  void* arguments[] = {&params, expressions.data()};
+  ForwardArguments arguments(problem, plan, args, workspace);
   const std::vector<KernelChoice> kernels = forward_kernels(problem, plan);
   // All are found before the first one runs.
   std::vector<const Function*> functions;
@@ -45,7 +134,8 @@ void launch_forward_plan(const AttentionProblem& problem, const ForwardPlan& pla
     functions.push_back(&get_kernel(kernel.source, context));
   }
   for (size_t n = 0; n < kernels.size(); ++n) {
-    launch(*functions[n], shape_of(kernels[n]), context, static_cast<void**>(arguments));
+    launch(*functions[n], shape_of(kernels[n]), context,
+           arguments.of(kernels[n].source.stem).data());
   }
 }
 

@@ -51,6 +51,9 @@ device::LengthsParam lengths_param(const AttentionProblem& problem, const Attent
   lengths.num_lines = static_cast<int>(problem.is_packed_k ? 1 : args.k.shape[0]);
   lengths.total_q = problem.total_q;
   lengths.total_k = problem.total_k;
+  lengths.cu_seqlens_new = ints_param(args.cu_seqlens_new);
+  lengths.seqlen_new = static_cast<int>(problem.max_seqlen_new);
+  lengths.total_new = static_cast<int>(args.cu_seqlens_new ? args.k_new.shape[0] : 0);
   return lengths;
 }
 
@@ -126,6 +129,29 @@ device::AttentionParams attention_params(const AttentionProblem& problem,
   params.softmax_scale = static_cast<float>(problem.softmax_scale);
   params.softcap = static_cast<float>(problem.softcap.value_or(0));
   return params;
+}
+
+device::AppendParams append_params(const AttentionProblem& problem, const AttentionArgs& args,
+                                   char* turned_q) {
+  device::AppendParams append;
+  append.k_new = rows_param(args.k_new);
+  append.v_new = rows_param(args.v_new);
+  append.rotary_seqlens = ints_param(args.rotary_seqlens);
+  if (problem.rotary_dim == 0) return append;
+  append.cos = static_cast<const char*>(args.rotary_cos.data);
+  append.sin = static_cast<const char*>(args.rotary_sin.data);
+  append.cos_row_stride = stride_bytes(args.rotary_cos, 0);
+  append.cos_stride = stride_bytes(args.rotary_cos, 1);
+  append.sin_row_stride = stride_bytes(args.rotary_sin, 0);
+  append.sin_stride = stride_bytes(args.rotary_sin, 1);
+  append.num_positions = static_cast<int>(args.rotary_cos.shape[0]);
+  append.num_pairs = static_cast<int>(problem.rotary_dim / 2);
+  append.is_interleaved = problem.rotary_interleaved ? 1 : 0;
+  append.is_local = problem.is_local() ? 1 : 0;
+  const TensorView& q = args.q;
+  append.turned_q = rows_param(
+      TensorView(turned_q, q.dtype, std::span(q.shape.data(), static_cast<size_t>(q.ndim))));
+  return append;
 }
 
 ExpressionArguments::ExpressionArguments(const AttentionProblem& problem,

@@ -26,6 +26,10 @@ device::ScoresParam scores_param(const TensorView& tensor);
 device::AttentionParams attention_params(const AttentionProblem& problem,
                                          const AttentionArgs& args);
 
+/// What attention_append is given; `turned_q` is memory for the queries after rotary embedding.
+device::AppendParams append_params(const AttentionProblem& problem, const AttentionArgs& args,
+                                   char* turned_q);
+
 /// The second argument of kernels: aux tensors and scalar parameters, as the generated program
 /// declares them.
 class ExpressionArguments {

@@ -10,8 +10,24 @@
 namespace flashtile::cuda {
 namespace {
 
-constexpr int64_t kAlignment = 256;
 constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+/// CTAs of kernels that go over their work in strides.
+constexpr int64_t kMaxStrideCtas = 1 << 14;
+
+/// Hands out parts of the workspace.
+class Regions {
+ public:
+  WorkspaceRegion take(int64_t bytes) {
+    constexpr int64_t kAlignment = 256;
+    const WorkspaceRegion region = {used_, bytes};
+    used_ += round_up(bytes, kAlignment);
+    return region;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  int64_t used_ = 0;
+};
 
 /// Key blocks that the query blocks visit at most.
 int64_t num_visited_blocks(const AttentionProblem& problem, const device::ForwardShape& shape) {
@@ -69,6 +85,108 @@ bool may_pack_heads(const AttentionProblem& problem) {
          !reads_variable(problem.user_mask, variant::Variable::kHead);
 }
 
+/// True when masks besides those by position may differ between sequences.
+bool masks_differ_by_batch(const AttentionProblem& problem) {
+  const bool has_lengths = problem.is_packed_q || problem.is_packed_k || problem.has_seqused ||
+                           problem.has_leftpad || problem.has_new_keys;
+  return has_lengths || reads_variable(problem.user_mask, variant::Variable::kBatch) ||
+         (problem.has_block_list &&
+          std::max(problem.block_counts.shape[0], problem.block_indices.shape[0]) > 1);
+}
+
+bool masks_differ_by_head(const AttentionProblem& problem) {
+  return reads_variable(problem.user_mask, variant::Variable::kHead) ||
+         reads_variable(problem.user_mask, variant::Variable::kHeadKv) ||
+         (problem.has_block_list &&
+          std::max(problem.block_counts.shape[1], problem.block_indices.shape[1]) > 1);
+}
+
+BlockMapPlan plan_block_map(const AttentionProblem& problem, const ForwardPlan& plan) {
+  BlockMapPlan blocks;
+  const ScoreFlags flags(problem);
+  blocks.is_on = flags.has_block_map() && problem.max_seqlen_k > 0 && plan.num_m_blocks > 0;
+  if (!blocks.is_on) return blocks;
+  const int64_t num_heads = plan.packs_heads ? problem.num_heads_kv : problem.num_heads;
+  blocks.map_batches = masks_differ_by_batch(problem) ? problem.batch_size : 1;
+  blocks.map_heads = masks_differ_by_head(problem) ? num_heads : 1;
+  constexpr int64_t kCoversPerWord = 16;
+  blocks.map_words =
+      ceil_div(ceil_div(problem.max_seqlen_k, plan.tiling.shape.block_n), kCoversPerWord);
+  if (!problem.has_block_list) return blocks;
+  blocks.list_batches = std::max(problem.block_counts.shape[0], problem.block_indices.shape[0]);
+  blocks.list_heads = std::max(problem.block_counts.shape[1], problem.block_indices.shape[1]);
+  blocks.list_rows = problem.block_counts.shape[2];
+  blocks.list_cols = ceil_div(problem.max_seqlen_k, problem.block_cols);
+  blocks.list_words = ceil_div(blocks.list_cols, 32);
+  return blocks;
+}
+
+void take_workspace(const AttentionProblem& problem, ForwardPlan& plan) {
+  Regions regions;
+  if (plan.num_splits > 1) {
+    const int64_t num_rows = problem.total_q * problem.num_heads * plan.num_splits;
+    plan.partial_out = regions.take(num_rows * plan.num_v_parts * plan.tiling.shape.head_dim_v * 4);
+    plan.partial_lse = regions.take(num_rows * 4);
+  }
+  const BlockMapPlan& blocks = plan.blocks;
+  plan.listed = regions.take(blocks.list_batches * blocks.list_heads * blocks.list_rows *
+                             blocks.list_words * 4);
+  plan.map = regions.take(blocks.map_batches * blocks.map_heads * plan.num_m_blocks *
+                          blocks.map_words * 4);
+  if (problem.rotary_dim > 0) {
+    plan.turned_q = regions.take(problem.total_q * problem.num_heads * problem.head_dim *
+                                 dtype_bytes(problem.dtype));
+  }
+  if (problem.wants_weights && !problem.wants_lse) {
+    plan.lse = regions.take(problem.total_q * problem.num_heads * 4);
+  }
+  plan.workspace_bytes = regions.used();
+}
+
+/// Queries that have been turned lie in the workspace, one row after the other.
+int query_copy_bytes(const AttentionProblem& problem) {
+  if (problem.rotary_dim == 0) return copy_bytes(problem.q);
+  const int64_t row_bytes = problem.head_dim * dtype_bytes(problem.dtype);
+  for (const int bytes : {16, 8, 4}) {
+    if (row_bytes % bytes == 0) return bytes;
+  }
+  return 0;
+}
+
+KernelChoice kernel_of(const AttentionProblem& problem, std::string stem, std::string config,
+                       int64_t num_ctas, int64_t num_threads, int64_t shared_bytes) {
+  KernelChoice kernel;
+  kernel.source = {std::move(stem), std::move(config), problem.gpu->arch, {}};
+  kernel.grid = {std::min(num_ctas, kMaxGrid), 1, 1};
+  kernel.num_threads = num_threads;
+  kernel.shared_bytes = shared_bytes;
+  return kernel;
+}
+
+/// A kernel whose warps share `num_items`.
+KernelChoice stride_kernel(const AttentionProblem& problem, std::string stem, std::string config,
+                           int64_t num_items) {
+  constexpr int64_t kWarps = 4;
+  const int64_t num_ctas = std::clamp<int64_t>(ceil_div(num_items, kWarps), 1, kMaxStrideCtas);
+  return kernel_of(problem, std::move(stem), std::move(config), num_ctas, 32 * kWarps, 0);
+}
+
+std::string append_config(const AttentionProblem& problem) {
+  return "#include \"cuda/device/ptx/convert.cuh\"\nstruct Config {\n"
+         "  using Element = flashtile::device::Element;\n" +
+         config_element("kElement", problem.dtype) +
+         config_element("kTableElement",
+                        problem.rotary_dim > 0 ? problem.rotary_cos.dtype : DType::kF32) +
+         config_bool("kPaged", problem.page_size > 0) + "};\n";
+}
+
+std::string combine_config(const AttentionProblem& problem, const ForwardPlan& plan) {
+  return "#include \"cuda/device/ptx/convert.cuh\"\nstruct Config {\n"
+         "  using Element = flashtile::device::Element;\n" +
+         config_element("kOutElement", problem.out.dtype) +
+         config_int("kColumns", plan.num_v_parts * plan.tiling.shape.head_dim_v) + "};\n";
+}
+
 }  // namespace
 
 std::string refuse_attention_fwd(const AttentionProblem& problem) {
@@ -77,9 +195,6 @@ std::string refuse_attention_fwd(const AttentionProblem& problem) {
   if (std::max(problem.head_dim, problem.head_dim_v) > 256) {
     return "takes head_dim and head_dim_v up to 256";
   }
-  const ScoreFlags flags(problem);
-  if (flags.has_block_map()) return "takes masks by position only";
-  if (problem.wants_weights) return "gives no weights";
   return {};
 }
 
@@ -102,12 +217,13 @@ ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTili
   plan.num_splits = choose_splits(problem, tiling, num_tiles);
   plan.num_ctas = num_tiles * plan.num_splits;
   if (plan.num_splits > 1) {
-    const int64_t num_rows = problem.total_q * problem.num_heads * plan.num_splits;
-    plan.partial_out_bytes =
-        round_up(num_rows * plan.num_v_parts * shape.head_dim_v * 4, kAlignment);
-    plan.partial_lse_bytes = round_up(num_rows * 4, kAlignment);
+    // A row for each of a CTA's four warps, as long as the grid stays small.
+    constexpr int64_t kMaxCombineCtas = 1 << 16;
+    plan.combine_ctas = std::clamp<int64_t>(ceil_div(problem.max_seqlen_q * problem.num_heads, 4),
+                                            1, kMaxCombineCtas);
   }
-  plan.workspace_bytes = plan.partial_out_bytes + plan.partial_lse_bytes;
+  plan.blocks = plan_block_map(problem, plan);
+  take_workspace(problem, plan);
   return plan;
 }
 
@@ -128,7 +244,7 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
          config_int("kWarpsM", shape.warps_m) + config_int("kWarpsN", shape.warps_n) +
          config_int("kNumStages", shape.num_stages) + config_int("kMinCtas", plan.tiling.min_ctas) +
          config_bool("kQueryInRegisters", plan.tiling.query_in_registers) +
-         config_int("kQueryCopyBytes", copy_bytes(problem.q)) +
+         config_int("kQueryCopyBytes", query_copy_bytes(problem)) +
          config_int("kCopyBytes", std::min(copy_bytes(problem.k), copy_bytes(problem.v))) +
          config_bool("kStoreVectors", store >= (is_f32_out ? 8 : 16)) +
          config_bool("kPackHeads", plan.packs_heads) +
@@ -140,12 +256,36 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
 std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
                                           const ForwardPlan& plan) {
   std::vector<KernelChoice> kernels;
-  KernelChoice forward;
-  forward.source = {"attention_fwd_portable", forward_config(problem, plan), problem.gpu->arch, {}};
-  forward.grid = {std::min(plan.num_ctas, kMaxGrid), 1, 1};
-  forward.num_threads = plan.tiling.shape.num_threads();
-  forward.shared_bytes = plan.tiling.shape.shared_bytes();
-  kernels.push_back(std::move(forward));
+  const BlockMapPlan& blocks = plan.blocks;
+  const int64_t num_lines = blocks.list_batches * blocks.list_heads * blocks.list_rows;
+  if (num_lines > 0 || problem.wants_max_logit) {
+    kernels.push_back(stride_kernel(problem, "attention_prepare", "",
+                                    std::max(num_lines, problem.num_heads / 32)));
+  }
+  if (problem.has_new_keys) {
+    const int64_t rows =
+        problem.max_seqlen_new * problem.num_heads_kv + problem.max_seqlen_q * problem.num_heads;
+    kernels.push_back(stride_kernel(problem, "attention_append", append_config(problem),
+                                    problem.batch_size * rows));
+  }
+  const std::string config = forward_config(problem, plan);
+  if (blocks.is_on) {
+    kernels.push_back(stride_kernel(
+        problem, "attention_blocks", config,
+        blocks.map_batches * blocks.map_heads * plan.num_m_blocks * blocks.map_words));
+  }
+  if (plan.num_ctas > 0) {
+    kernels.push_back(kernel_of(problem, "attention_fwd_portable", config, plan.num_ctas,
+                                plan.tiling.shape.num_threads(), plan.tiling.shape.shared_bytes()));
+  }
+  if (plan.num_splits > 1) {
+    kernels.push_back(kernel_of(problem, "attention_combine", combine_config(problem, plan),
+                                plan.combine_ctas * problem.batch_size, 128, 0));
+  }
+  if (problem.wants_weights) {
+    kernels.push_back(stride_kernel(problem, "attention_weights", config,
+                                    problem.batch_size * problem.num_heads * problem.max_seqlen_q));
+  }
   return kernels;
 }
 

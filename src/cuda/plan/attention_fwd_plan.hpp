@@ -19,6 +19,19 @@ struct ForwardTiling {
   bool query_in_registers = false;
 };
 
+/// A part of the workspace; 0 bytes: not needed.
+struct WorkspaceRegion {
+  int64_t offset = 0;
+  int64_t bytes = 0;
+};
+
+/// The map of key blocks that query tiles visit, and the listed blocks as bits.
+struct BlockMapPlan {
+  bool is_on = false;
+  int64_t map_batches = 0, map_heads = 0, map_words = 0;
+  int64_t list_batches = 0, list_heads = 0, list_rows = 0, list_cols = 0, list_words = 0;
+};
+
 /// The plan with its parts, as the launcher needs them.
 struct ForwardPlan {
   ForwardTiling tiling;
@@ -30,9 +43,11 @@ struct ForwardPlan {
   int64_t num_splits = 1;
   int64_t num_v_parts = 1;
   int64_t num_ctas = 0;
-  // Workspace, in bytes from its start; 0 bytes: not needed.
-  int64_t partial_out_bytes = 0;
-  int64_t partial_lse_bytes = 0;
+  int64_t combine_ctas = 0;  ///< of each sequence
+  BlockMapPlan blocks;
+  WorkspaceRegion partial_out, partial_lse, listed, map;
+  WorkspaceRegion turned_q;  ///< queries after rotary embedding
+  WorkspaceRegion lse;       ///< for weights, where the caller wants no lse
   int64_t workspace_bytes = 0;
 };
 

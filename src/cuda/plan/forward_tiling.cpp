@@ -27,7 +27,8 @@ ForwardTiling tiling_of(const AttentionProblem& problem, int block_m, int block_
 /// 16-bit elements, as fast as it goes with enough shared memory.
 ForwardTiling half_tiling(const AttentionProblem& problem, int64_t rows) {
   const int64_t widest = std::max(problem.head_dim, problem.head_dim_v);
-  if (rows <= 16) return tiling_of(problem, 16, 64, 1, 4, 2, 1);
+  // Dropout's generator serves 32 keys at a time.
+  if (rows <= 16) return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
   if (rows <= 64) return tiling_of(problem, 64, 64, 4, 1, 2, widest <= 128 ? 2 : 1);
   if (widest <= 64) return tiling_of(problem, 128, 64, 4, 1, 2, 2);
   if (widest <= 128) return tiling_of(problem, 128, 64, 4, 1, 2, 2);
@@ -35,7 +36,7 @@ ForwardTiling half_tiling(const AttentionProblem& problem, int64_t rows) {
 }
 
 ForwardTiling float_tiling(const AttentionProblem& problem, int64_t rows) {
-  if (rows <= 16) return tiling_of(problem, 16, 64, 1, 4, 2, 1);
+  if (rows <= 16) return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
   const int64_t widest = std::max(problem.head_dim, problem.head_dim_v);
   return tiling_of(problem, 64, 32, 4, 1, 2, widest <= 64 ? 2 : 1);
 }

@@ -27,6 +27,8 @@ bool is_host(const TensorView& tensor) { return tensor && tensor.device.type == 
 void set_sizes(AttentionProblem& problem, const AttentionArgs& args) {
   problem.is_packed_q = bool(args.cu_seqlens_q);
   problem.is_packed_k = bool(args.cu_seqlens_k);
+  problem.has_seqused = bool(args.seqused_k);
+  problem.has_leftpad = bool(args.leftpad_k);
   problem.has_block_table = bool(args.block_table);
   problem.has_new_keys = bool(args.k_new);
   problem.rotary_dim = args.rotary_cos ? 2 * args.rotary_cos.shape[1] : 0;
@@ -270,6 +272,9 @@ void set_layouts(AttentionProblem& problem, const AttentionArgs& args) {
   problem.dk = layout_of(args.dk);
   problem.dv = layout_of(args.dv);
   problem.dbias = layout_of(args.dbias);
+  problem.block_counts = layout_of(args.block_counts);
+  problem.block_indices = layout_of(args.block_indices);
+  problem.rotary_cos = layout_of(args.rotary_cos);
 }
 
 AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool has_data) {

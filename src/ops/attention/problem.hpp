@@ -58,12 +58,15 @@ struct AttentionProblem {
   bool has_block_table = false;
   bool is_packed_q = false;
   bool is_packed_k = false;
+  bool has_seqused = false;
+  bool has_leftpad = false;
   bool has_new_keys = false;  ///< k_new and v_new are written into k and v first
   int64_t max_seqlen_new = 0;
   int64_t rotary_dim = 0;  ///< 0: none
   bool rotary_interleaved = false;
 
   TensorLayout q, k, v, out, lse, bias, dout, dq, dk, dv, dbias;
+  TensorLayout block_counts, block_indices, rotary_cos;
 
   double softmax_scale = 1;
   std::optional<double> softcap;

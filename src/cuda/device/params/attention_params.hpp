@@ -59,6 +59,10 @@ struct LengthsParam {
   int num_lines = 0;  ///< of k: batch entries, cache lines or pages
   long long total_q = 0;
   long long total_k = 0;
+  // Keys that the call itself has stored behind those in use.
+  IntsParam cu_seqlens_new;
+  int seqlen_new = 0;  ///< of each sequence, or the most where they are packed
+  int total_new = 0;   ///< packed rows
 };
 
 /// Masks by position: key - query lies in [lower, upper] once query_offset has been added.
@@ -90,6 +94,14 @@ struct BlocksParam {
   int map_batches = 0, map_heads = 0, map_words = 0;
 };
 
+/// What debug kernels write: (batch, heads, seqlen_q, seqlen_k), by stored key.
+struct WeightsParam {
+  ScoresParam weights;       ///< float32
+  ScoresParam dropout_mask;  ///< a byte
+  int weight_rows = 0, weight_cols = 0;
+  int mask_rows = 0, mask_cols = 0;
+};
+
 struct DropoutParam {
   unsigned long long seed = 0;
   unsigned int offset = 0;
@@ -105,7 +117,8 @@ struct GridParam {
   int num_v_parts = 1;           ///< parts of head_dim_v
   int descending = 0;            ///< 1: query blocks with the most keys start first
   float* partial_out = nullptr;  ///< (split, total_q, heads, head_dim_v)
-  float* partial_lse = nullptr;  ///< (split, total_q, heads), base 2
+  float* partial_lse = nullptr;  ///< (split, total_q, heads), natural
+  int combine_ctas = 1;          ///< CTAs of a sequence that combine its parts
 };
 
 struct AttentionParams {
@@ -117,6 +130,7 @@ struct AttentionParams {
   PositionParam position;
   BlocksParam blocks;
   DropoutParam dropout;
+  WeightsParam debug;
   GridParam grid;
   int num_heads = 0;
   int num_heads_kv = 0;
@@ -126,6 +140,21 @@ struct AttentionParams {
   float softmax_scale = 1;
   float softcap = 0;
   int* error = nullptr;  ///< gets an ErrorBit where device data was out of range; may be null
+};
+
+/// New keys and values, where they come from, and how they and the queries turn.
+struct AppendParams {
+  RowsParam k_new, v_new;
+  RowsParam turned_q;  ///< where queries go; none: they do not turn
+  const char* cos = nullptr;
+  const char* sin = nullptr;
+  long long cos_row_stride = 0, cos_stride = 0;
+  long long sin_row_stride = 0, sin_stride = 0;
+  int num_positions = 0;  ///< rows of the tables
+  int num_pairs = 0;      ///< half of the elements that turn
+  int is_interleaved = 0;
+  int is_local = 0;  ///< each query turns by its own position
+  IntsParam rotary_seqlens;
 };
 
 /// An aux tensor of a user expression.

@@ -39,6 +39,17 @@ FLASHTILE_DEVICE void load_packed(const IntsParam& cu_seqlens, int batch_idx, in
   length = static_cast<int>(clamp<int64>(end - begin, 0, max_length));
 }
 
+/// The keys that the call stores for a sequence, and where they begin among the packed ones.
+FLASHTILE_DEVICE int load_new_keys(const LengthsParam& lengths, int batch_idx, int64& begin) {
+  int count = lengths.seqlen_new;
+  begin = 0;
+  if (lengths.cu_seqlens_new.data) {
+    load_packed(lengths.cu_seqlens_new, batch_idx, lengths.total_new, lengths.seqlen_new, begin,
+                count);
+  }
+  return count;
+}
+
 FLASHTILE_DEVICE Sequence load_sequence(const AttentionParams& params, int batch_idx) {
   const LengthsParam& lengths = params.lengths;
   Sequence sequence;
@@ -58,7 +69,10 @@ FLASHTILE_DEVICE Sequence load_sequence(const AttentionParams& params, int batch
     sequence.line = clamp(load_int(lengths.cache_batch_idx, batch_idx), 0, lengths.num_lines - 1);
   }
   if (lengths.seqused_k.data) {
-    sequence.seqlen_k = clamp(load_int(lengths.seqused_k, batch_idx), 0, sequence.seqlen_k);
+    int64 begin = 0;
+    const int64 used = static_cast<int64>(load_int(lengths.seqused_k, batch_idx)) +
+                       load_new_keys(lengths, batch_idx, begin);
+    sequence.seqlen_k = static_cast<int>(clamp<int64>(used, 0, sequence.seqlen_k));
   }
   if (lengths.leftpad_k.data) {
     sequence.leftpad = clamp(load_int(lengths.leftpad_k, batch_idx), 0, sequence.seqlen_k);
