@@ -33,8 +33,8 @@ struct Implementation {
 /// "avx512" and "attention_fwd_avx512" both name attention_fwd_avx512.
 inline bool names_implementation(std::string_view asked, std::string_view op,
                                  std::string_view name) {
-  return asked == name || (name.size() == op.size() + 1 + asked.size() &&
-                           name.starts_with(op) && name.ends_with(asked));
+  return asked == name || (name.size() == op.size() + 1 + asked.size() && name.starts_with(op) &&
+                           name.ends_with(asked));
 }
 
 /// The implementation asked for by the context or by FLASHTILE_IMPL; empty when any will do. The
