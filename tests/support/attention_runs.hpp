@@ -54,7 +54,7 @@ class Truth {
  public:
   explicit Truth(const Inputs& inputs);
 
-  /// What is wrong with results; empty when nothing is.
+  /// What is wrong with the results that there are; empty when nothing is.
   std::string fault_of(const Results& results) const;
   const std::vector<double>& values(std::string_view name) const;
 
