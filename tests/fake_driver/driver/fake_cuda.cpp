@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 using namespace flashtile::cuda::driver;
 using flashtile::fake::State;
@@ -35,6 +36,12 @@ unsigned long long next_id = 3;
 thread_local std::vector<ContextHandle> stack;
 thread_local int capture_mode = kCaptureGlobal;
 float now = 0;
+
+/// What is loaded; kept to the end of the process, as a driver does.
+std::set<ModuleHandle>& modules() {
+  static auto* const loaded = new std::set<ModuleHandle>();
+  return *loaded;
+}
 
 ContextHandle current() { return stack.empty() ? nullptr : stack.back(); }
 
@@ -185,10 +192,13 @@ Result cuModuleLoadData(ModuleHandle* module, const void* image) {
   if (std::memcmp(image, flashtile::fake::kBadImage, 8) == 0) return kInvalidImage;
   *module = new ModuleTag{current()};
   const std::lock_guard<std::mutex> lock(state.mutex);
+  modules().insert(*module);
   state.loads.push_back({current(), capture_mode});
   return kSuccess;
 }
 Result cuModuleUnload(ModuleHandle module) {
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  modules().erase(module);
   delete module;
   return kSuccess;
 }
