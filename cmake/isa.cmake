@@ -4,7 +4,7 @@
 # FLASHTILE_ISA=<isa>, and only where the target processor's family has it. Nothing else gets such
 # flags: the library runs on the oldest processor and chooses at run time.
 #
-# Adding a set: one line here, one simd header, one line of detection (docs/adding.md).
+# Adding a set: one line here; docs/adding.md lists the other places.
 set(isa_names "")
 macro(flashtile_isa name family)
   list(APPEND isa_names ${name})

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "flashtile/context.hpp"
+#include "flashtile/error.hpp"
 #include "flashtile/explain.hpp"
 #include "flashtile/export.hpp"
 #include "flashtile/tensor.hpp"
@@ -122,7 +123,8 @@ struct AttentionOptions {
 /// the same slot.
 ///
 /// q, k, v are f32, f16 or bf16 (f64: by the reference), all alike; any strides; head_dim and
-/// head_dim_v from 1 to 1024. Throws Error; nothing has been written then.
+/// head_dim_v from 1 to 1024. Throws Error; nothing has been written then, but where an
+/// expression has read an aux tensor outside its shape: that shows on the way.
 /// FlashAttention-2, Dao 2023 (arXiv:2307.08691); online softmax, Milakov and Gimelshein 2018.
 FLASHTILE_API void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
                                  const TensorView& out, const TensorView& lse,
@@ -135,7 +137,7 @@ FLASHTILE_API void attention_fwd(const TensorView& q, const TensorView& k, const
 /// \param out, lse  what attention_fwd gave for the same inputs and options
 /// \param dq, dk, dv  like q, k, v; a default-constructed view where it is not wanted
 ///
-/// Paged keys and cache_batch_idx have no backward. Throws Error; nothing has been written then.
+/// Paged keys and cache_batch_idx have no backward. Throws Error, as attention_fwd does.
 FLASHTILE_API void attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
                                  const TensorView& v, const TensorView& out, const TensorView& lse,
                                  const TensorView& dq, const TensorView& dk, const TensorView& dv,

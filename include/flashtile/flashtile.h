@@ -243,7 +243,8 @@ typedef struct flashtile_attention_args {
 FLASHTILE_C_API void flashtile_attention_args_init(flashtile_attention_args* args,
                                                    size_t struct_size);
 
-/* out = softmax(mask(score(q k^T))) v. On failure nothing has been written. */
+/* out = softmax(mask(score(q k^T))) v. On failure nothing has been written,
+ * but where an expression has read an aux tensor outside its shape: that shows on the way. */
 FLASHTILE_C_API flashtile_status flashtile_attention_fwd(const flashtile_context* context,
                                                          const flashtile_attention_args* args);
 

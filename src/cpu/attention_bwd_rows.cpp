@@ -14,13 +14,29 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+/// True when all elements of a row are finite.
+bool is_finite_row(const char* row, int64_t dim, DType dtype, int64_t stride_bytes) {
+  for (int64_t d = 0; d < dim; ++d) {
+    if (!std::isfinite(load_float(row + d * stride_bytes, dtype))) return false;
+  }
+  return true;
+}
+
 /// Addresses of rows that count; null for queries that see no key, so that nothing of them is read.
-void visible_addresses(const Rows& rows, const float* lse, const variant::PositionMask& position,
+/// With a sink such a row has lse = sink, and so has one whose keys all weigh next to nothing: it
+/// is passed over only where it would bring in what is not finite.
+void visible_addresses(const AttentionCall& call, const Rows& rows, DType dtype, int64_t dim,
+                       int64_t head, const float* lse, const variant::PositionMask& position,
                        int64_t begin, int64_t end, std::vector<void*>* out) {
+  const float sink =
+      call.problem().has_sink ? element<float>(call.args().sink, {head}) : -kInfinity;
   out->clear();
   for (int64_t i = begin; i < end; ++i) {
     const variant::KeyRange keys = position.keys(i);
-    const bool is_empty = keys.begin >= keys.end || lse[i] == -kInfinity;
+    bool is_empty = keys.begin >= keys.end || lse[i] == -kInfinity;
+    if (!is_empty && lse[i] == sink) {
+      is_empty = !is_finite_row(rows.row(i), dim, dtype, rows.element_stride);
+    }
     out->push_back(is_empty ? nullptr : rows.row(i));
   }
 }
@@ -39,7 +55,8 @@ void compute_head(const AttentionCall& call, const AttentionKernels& kernels,
   const variant::PositionMask position = call.mask().position(sequence, head);
   std::vector<void*> dout_addresses;
   std::vector<void*> out_addresses;
-  visible_addresses(dout, lse, position, 0, sequence.seqlen_q, &dout_addresses);
+  visible_addresses(call, dout, args.dout.dtype, call.problem().head_dim_v, head, lse, position, 0,
+                    sequence.seqlen_q, &dout_addresses);
   row_addresses(out, 0, sequence.seqlen_q, &out_addresses);
   kernels.row_dots(dout_addresses.data(), args.dout.dtype, element_stride(dout, args.dout.dtype),
                    out_addresses.data(), args.out.dtype, element_stride(out, args.out.dtype),
@@ -92,8 +109,10 @@ void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,
   const variant::PositionMask position = call.mask().position(sequence, head);
   std::vector<void*> q_addresses;
   std::vector<void*> dout_addresses;
-  visible_addresses(q, lse, position, begin, end, &q_addresses);
-  visible_addresses(dout, lse, position, begin, end, &dout_addresses);
+  visible_addresses(call, q, problem.dtype, problem.head_dim, head, lse, position, begin, end,
+                    &q_addresses);
+  visible_addresses(call, dout, args.dout.dtype, problem.head_dim_v, head, lse, position, begin,
+                    end, &dout_addresses);
   uint8_t has_nonfinite = 0;
   PackRequest request{};
   request.first_rows = q_addresses.data();

@@ -68,10 +68,10 @@ HeadRules::HeadRules(const AttentionCall& call, const Sequence& sequence, int64_
   }
   rules_.position = mask.position();
   if (mask.block_list().is_given()) {
-    rules_.block_list = mask.block_list().listed();
+    rules_.list_first = mask.block_list().first();
+    rules_.list_cols = mask.block_list().cols();
     rules_.block_rows = mask.block_list().block_rows();
     rules_.block_cols = mask.block_list().block_cols();
-    rules_.num_block_cols = mask.block_list().num_cols();
   }
   const Dropout& dropout = problem.dropout;
   rules_.has_dropout = dropout.is_on;

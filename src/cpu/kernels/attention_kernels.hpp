@@ -40,7 +40,7 @@ struct AttentionKernels {
   /// Scratch that a block needs besides, for each strip program that its rules have.
   int64_t (*strip_bytes)(const variant::StripProgram& program);
   void (*store_rows)(const StoreRows& request);
-  /// delta[i] = dot(dout row i, out row i) - dlse[i]; null rows give 0.
+  /// delta[i] = dot(dout row i, out row i); null rows give 0.
   void (*row_dots)(const void* const* dout, DType dout_dtype, int64_t dout_stride,
                    const void* const* out, DType out_dtype, int64_t out_stride, int64_t num_rows,
                    int64_t dim, float* delta);

@@ -164,13 +164,24 @@ inline void apply_scores(const ScoreRules& rules, BlockPrograms& programs, const
 /// Masks the keys that a block list does not give to a row.
 inline void mask_row_by_list(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
                              float* s) {
-  const uint8_t* listed = rules.block_list + q_idx / rules.block_rows * rules.num_block_cols;
-  int64_t j = 0;
-  while (j < n) {
+  const int64_t row = q_idx / rules.block_rows;
+  int64_t entry = rules.list_first[row];
+  int64_t end_entry = rules.list_first[row + 1];
+  const int64_t first_col = k_begin / rules.block_cols;
+  for (int64_t high = end_entry; entry < high;) {  // the first entry from first_col on
+    const int64_t middle = entry + (high - entry) / 2;
+    if (rules.list_cols[middle] < first_col) {
+      entry = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  for (int64_t j = 0; j < n;) {
     const int64_t col = (k_begin + j) / rules.block_cols;
     const int64_t next = (col + 1) * rules.block_cols - k_begin;
     const int64_t end = next < n ? next : n;
-    const bool is_listed = col < rules.num_block_cols && listed[col] != 0;
+    while (entry < end_entry && rules.list_cols[entry] < col) ++entry;
+    const bool is_listed = entry < end_entry && rules.list_cols[entry] == col;
     for (; j < end; ++j) s[j] = is_listed ? s[j] : -__builtin_inff();
   }
 }
@@ -204,7 +215,7 @@ inline void apply_masks(const ScoreRules& rules, BlockPrograms& programs, const 
     const int64_t begin = range.begin - tile.k_begin;
     const int64_t end = range.end - tile.k_begin;
     mask_row_outside(row, tile.n, begin < 0 ? 0 : begin, end < tile.n ? end : tile.n);
-    if (rules.block_list != nullptr) mask_row_by_list(rules, q_idx, tile.k_begin, tile.n, row);
+    if (rules.list_first != nullptr) mask_row_by_list(rules, q_idx, tile.k_begin, tile.n, row);
   }
   if (!is_full && programs.mask.is_given()) mask_tile_by_program(programs.mask, tile, s, ld);
 }

@@ -41,8 +41,9 @@ struct ScoreRules {
   float alibi_slope;
 
   variant::PositionMask position;
-  const uint8_t* block_list;  ///< 1 where listed, (row blocks, num_block_cols); null: none
-  int64_t block_rows, block_cols, num_block_cols;
+  const int64_t* list_first;  ///< of each row block, into list_cols; null: no lists
+  const int32_t* list_cols;   ///< listed key blocks, ascending in a row block
+  int64_t block_rows, block_cols;
 
   bool has_dropout;
   uint32_t dropout_threshold;

@@ -55,6 +55,15 @@ int64_t first_where(int64_t count, const Holds& holds) {
 
 AttentionMask::AttentionMask(const AttentionProblem& problem, const AttentionArgs& args)
     : problem_(problem), args_(args) {
+  if (args.block_counts) {
+    num_list_batches_ = std::max(args.block_counts.shape[0], args.block_indices.shape[0]);
+    num_list_heads_ = std::max(args.block_counts.shape[1], args.block_indices.shape[1]);
+  }
+  for (int64_t b = 0; b < num_list_batches_; ++b) {
+    for (int64_t h = 0; h < num_list_heads_; ++h) {
+      block_lists_.push_back(std::make_shared<const BlockList>(args, b, h));
+    }
+  }
   if (problem.user_mask.empty()) return;
   std::vector<variant::Expr> others;
   for (const variant::Expr& conjunct : variant::conjuncts(problem.user_mask)) {
@@ -69,6 +78,12 @@ AttentionMask::AttentionMask(const AttentionProblem& problem, const AttentionArg
   // The bounds see the whole mask, so that what its parts exclude together is not visited.
   const variant::Expr& whole = problem.user_mask;
   rest_bounds_.emplace(whole, bound_aux(whole, args), bound_params(whole, args));
+}
+
+std::shared_ptr<const BlockList> AttentionMask::block_list(int64_t batch_idx, int64_t head) const {
+  const int64_t b = std::min(batch_idx, num_list_batches_ - 1);
+  const int64_t h = std::min(head, num_list_heads_ - 1);
+  return block_lists_[static_cast<size_t>(b * num_list_heads_ + h)];
 }
 
 PositionMask AttentionMask::position(const Sequence& sequence, int64_t head) const {
@@ -97,7 +112,7 @@ PositionMask AttentionMask::position(const Sequence& sequence, int64_t head) con
 HeadMask::HeadMask(const AttentionMask& mask, const Sequence& sequence, int64_t head)
     : variables_(attention_variables(mask.problem(), sequence, head)),
       position_(mask.position(sequence, head)),
-      block_list_(mask.args(), sequence.batch_idx, head),
+      block_list_(mask.block_list(sequence.batch_idx, head)),
       rest_(mask.rest_bounds()),
       seqlen_q_(sequence.seqlen_q),
       seqlen_k_(sequence.seqlen_k) {}
@@ -111,12 +126,14 @@ HeadMask::Cover HeadMask::list_cover(int64_t q_begin, int64_t q_end, int64_t k_b
                                      int64_t k_end) const {
   bool has_listed = false;
   bool has_unlisted = false;
-  const int64_t last_row = (q_end - 1) / block_list_.block_rows();
-  const int64_t last_col = (k_end - 1) / block_list_.block_cols();
-  for (int64_t row = q_begin / block_list_.block_rows(); row <= last_row; ++row) {
-    for (int64_t col = k_begin / block_list_.block_cols(); col <= last_col; ++col) {
-      (block_list_.lists(row, col) ? has_listed : has_unlisted) = true;
-    }
+  const BlockList& list = *block_list_;
+  const int64_t last_row = (q_end - 1) / list.block_rows();
+  const int64_t first_col = k_begin / list.block_cols();
+  const int64_t end_col = (k_end - 1) / list.block_cols() + 1;
+  for (int64_t row = q_begin / list.block_rows(); row <= last_row; ++row) {
+    const int64_t num_listed = list.num_listed(row, first_col, end_col);
+    has_listed = has_listed || num_listed > 0;
+    has_unlisted = has_unlisted || num_listed < end_col - first_col;
   }
   if (!has_listed) return Cover::kNone;
   return has_unlisted ? Cover::kPart : Cover::kFull;
@@ -127,7 +144,7 @@ HeadMask::Cover HeadMask::cover(int64_t q_begin, int64_t q_end, int64_t k_begin,
   const KeyRange last = position_.keys(q_end - 1);
   if (k_end <= first.begin || k_begin >= last.end) return Cover::kNone;
   Cover result = k_begin >= last.begin && k_end <= first.end ? Cover::kFull : Cover::kPart;
-  if (block_list_.is_given()) {
+  if (block_list_->is_given()) {
     const Cover listed = list_cover(q_begin, q_end, k_begin, k_end);
     if (listed == Cover::kNone) return Cover::kNone;
     if (listed == Cover::kPart) result = Cover::kPart;

@@ -29,6 +29,8 @@ class AttentionMask {
   /// What is left of the user mask; empty: nothing.
   const variant::Expr& rest() const { return rest_; }
   const std::optional<variant::Bounds>& rest_bounds() const { return rest_bounds_; }
+  /// The block lists of a head; those of one plane are one object.
+  std::shared_ptr<const BlockList> block_list(int64_t batch_idx, int64_t head) const;
   const AttentionProblem& problem() const { return problem_; }
   const AttentionArgs& args() const { return args_; }
 
@@ -42,6 +44,9 @@ class AttentionMask {
   std::vector<Band> bands_;
   variant::Expr rest_;
   std::optional<variant::Bounds> rest_bounds_;
+  std::vector<std::shared_ptr<const BlockList>> block_lists_;  ///< (batch or 1, heads or 1)
+  int64_t num_list_batches_ = 1;
+  int64_t num_list_heads_ = 1;
 };
 
 /// The masks of one head of one sequence. Not for two threads at once.
@@ -50,7 +55,7 @@ class HeadMask {
   HeadMask(const AttentionMask& mask, const Sequence& sequence, int64_t head);
 
   const variant::PositionMask& position() const { return position_; }
-  const BlockList& block_list() const { return block_list_; }
+  const BlockList& block_list() const { return *block_list_; }
 
   /// Keys that some query may see, by position alone.
   variant::KeyRange key_range() const;
@@ -73,7 +78,7 @@ class HeadMask {
 
   variant::Variables variables_;
   variant::PositionMask position_;
-  BlockList block_list_;
+  std::shared_ptr<const BlockList> block_list_;  ///< shared by the heads of a plane
   std::optional<variant::Bounds> rest_;
   int64_t seqlen_q_;
   int64_t seqlen_k_;

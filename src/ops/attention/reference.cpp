@@ -69,7 +69,7 @@ void launch_forward(const AttentionProblem& problem, const AttentionPlan&,
         forward_row(problem, head, row, out.data() + i * problem.head_dim_v);
         if (lse.data != nullptr) store_float(lse.row(i), args.lse.dtype, row.lse);
         write_weights_row(args, sequence, h, i, row);
-        if (!(row.max_logit <= max_logit)) max_logit = row.max_logit;
+        if (row.max_logit > max_logit) max_logit = row.max_logit;
       }
       write_rows(query_rows(args.out, sequence, h), out, sequence.seqlen_q, problem.head_dim_v,
                  args.out.dtype);

@@ -82,8 +82,7 @@ void ReferenceHead::compute(int64_t q_idx, ReferenceRow* row) {
     row->scaled[j] = dot * problem_.softmax_scale;
     row->logit[j] = score_.number(variables_at(q_idx, k_idx, row->scaled[j]));
     row->keep[j] = keep_factor(q_idx, k_idx);
-    // Written so that a NaN stays.
-    if (!(row->logit[j] <= row->max_logit)) row->max_logit = row->logit[j];
+    if (row->logit[j] > row->max_logit) row->max_logit = row->logit[j];
   }
   check_indices(mask_);
   check_indices(score_);

@@ -30,7 +30,7 @@ struct ReferenceRow {
   std::vector<double> logit;        ///< after score options
   std::vector<double> probability;  ///< softmax, before dropout
   std::vector<double> keep;         ///< what dropout multiplies by: 0, the gain, or 1
-  double max_logit = 0;             ///< over the keys that are seen, -inf for none
+  double max_logit = 0;             ///< over the keys that are seen, NaN aside; -inf for none
   double lse = 0;                   ///< -inf for an empty row without sink
   double sink_probability = 0;
 };

@@ -111,26 +111,26 @@ BlockList::BlockList(const AttentionArgs& args, int64_t batch_idx, int64_t head)
   const TensorView& indices = args.block_indices;
   block_rows_ = args.block_rows;
   block_cols_ = args.block_cols;
-  const int64_t num_rows = counts.shape[2];
   const int64_t b = clamped(counts, 0, batch_idx);
   const int64_t h = clamped(counts, 1, head);
   const int64_t index_b = clamped(indices, 0, batch_idx);
   const int64_t index_h = clamped(indices, 1, head);
-  // The widest block column of any list fixes the size of the table.
-  for (int64_t m = 0; m < num_rows; ++m) {
+  first_.push_back(0);
+  for (int64_t m = 0; m < counts.shape[2]; ++m) {
+    const auto begin = static_cast<std::ptrdiff_t>(cols_.size());
     for (int64_t n = 0; n < element<int32_t>(counts, {b, h, m}); ++n) {
-      num_cols_ =
-          std::max<int64_t>(num_cols_, element<int32_t>(indices, {index_b, index_h, m, n}) + 1);
+      cols_.push_back(element<int32_t>(indices, {index_b, index_h, m, n}));
     }
+    std::sort(cols_.begin() + begin, cols_.end());
+    cols_.erase(std::unique(cols_.begin() + begin, cols_.end()), cols_.end());
+    first_.push_back(static_cast<int64_t>(cols_.size()));
   }
-  num_cols_ = std::max(num_cols_, indices.shape[3]);
-  listed_.assign(static_cast<size_t>(num_rows * num_cols_), 0);
-  for (int64_t m = 0; m < num_rows; ++m) {
-    for (int64_t n = 0; n < element<int32_t>(counts, {b, h, m}); ++n) {
-      const int64_t col = element<int32_t>(indices, {index_b, index_h, m, n});
-      listed_[static_cast<size_t>(m * num_cols_ + col)] = 1;
-    }
-  }
+}
+
+int64_t BlockList::num_listed(int64_t row, int64_t begin, int64_t end) const {
+  const auto from = cols_.begin() + first_[static_cast<size_t>(row)];
+  const auto to = cols_.begin() + first_[static_cast<size_t>(row) + 1];
+  return std::lower_bound(from, to, end) - std::lower_bound(from, to, begin);
 }
 
 }  // namespace flashtile

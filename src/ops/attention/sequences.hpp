@@ -88,7 +88,8 @@ inline float alibi_slope(const TensorView& slopes, int64_t batch_idx, int64_t he
                           : element<float>(slopes, {head});
 }
 
-/// The block lists of one (batch, head): which key blocks a query block sees.
+/// The block lists of one (batch, head): which key blocks a query block sees. Memory is that of the
+/// lists themselves.
 class BlockList {
  public:
   BlockList() = default;  ///< sees everything
@@ -97,23 +98,25 @@ class BlockList {
   bool is_given() const { return block_rows_ > 0; }
   int64_t block_rows() const { return block_rows_; }
   int64_t block_cols() const { return block_cols_; }
-  int64_t num_cols() const { return num_cols_; }
-  /// (row blocks, num_cols) of 0 and 1.
-  const uint8_t* listed() const { return listed_.data(); }
+  /// Listed key blocks of row block m, ascending: cols()[first()[m]] .. cols()[first()[m + 1] - 1].
+  const int64_t* first() const { return first_.data(); }
+  const int32_t* cols() const { return cols_.data(); }
+
   /// True when query q_idx sees the block of key k_idx.
   bool sees(int64_t q_idx, int64_t k_idx) const {
-    return !is_given() || lists(q_idx / block_rows_, k_idx / block_cols_);
+    const int64_t col = k_idx / block_cols_or_one();
+    return !is_given() || num_listed(q_idx / block_rows_, col, col + 1) > 0;
   }
-  bool lists(int64_t block_row, int64_t block_col) const {
-    return block_col < num_cols_ &&
-           listed_[static_cast<size_t>(block_row * num_cols_ + block_col)] != 0;
-  }
+  /// How many of the key blocks [begin, end) row block `row` lists.
+  int64_t num_listed(int64_t row, int64_t begin, int64_t end) const;
 
  private:
+  int64_t block_cols_or_one() const { return is_given() ? block_cols_ : 1; }
+
   int64_t block_rows_ = 0;
   int64_t block_cols_ = 0;
-  int64_t num_cols_ = 0;
-  std::vector<uint8_t> listed_;
+  std::vector<int64_t> first_;
+  std::vector<int32_t> cols_;
 };
 
 }  // namespace flashtile
