@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Times tile shapes of the portable forward beside each other, to choose those of the plan:
+//   forward_sweep [--json FILE] [--rounds N] [--tokens N] [--hidden N] [DIM:CAUSAL:SEQLEN ...]
+// 16k tokens, hidden size 2048, bf16. Each shape is compiled first (several at a time), its result
+// compared with that of the first shape; then all are timed once in each round.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/float16.hpp"
+#include "cuda/jit/kernel.hpp"
+#include "cuda/launch/attention_fwd.hpp"
+#include "cuda/runtime/current.hpp"
+#include "flashtile/error.hpp"
+
+namespace {
+
+using namespace flashtile;
+
+struct Settings {
+  std::string json;
+  int rounds = 5;
+  int64_t tokens = 16384;
+  int64_t hidden = 2048;
+};
+
+struct Point {
+  int64_t dim, seqlen;
+  bool causal;
+};
+
+struct Shape {
+  int block_m, block_n, slice, warps_m, num_stages, min_ctas;
+  bool query_in_registers;
+
+  std::string name() const {
+    return std::to_string(block_m) + "x" + std::to_string(block_n) + " slice " +
+           std::to_string(slice) + " warps " + std::to_string(warps_m) + " stages " +
+           std::to_string(num_stages) + " ctas " + std::to_string(min_ctas) +
+           (query_in_registers ? " q-regs" : "");
+  }
+};
+
+std::vector<Shape> shapes_for(int64_t dim) {
+  if (dim <= 64) {
+    return {{128, 64, 64, 4, 2, 2, false}, {128, 64, 64, 4, 2, 2, true},
+            {128, 64, 32, 4, 2, 2, false}, {128, 64, 32, 4, 2, 2, true},
+            {128, 64, 64, 4, 2, 3, false}, {128, 64, 32, 4, 2, 3, false},
+            {128, 64, 32, 4, 2, 3, true},  {128, 128, 64, 4, 2, 2, false},
+            {128, 128, 32, 4, 2, 2, true}, {128, 128, 64, 4, 2, 2, true},
+            {128, 64, 64, 8, 2, 2, true},  {128, 128, 64, 8, 2, 2, true},
+            {64, 64, 64, 4, 2, 4, true},   {64, 64, 64, 4, 2, 3, true},
+            {128, 64, 16, 4, 2, 3, true},  {256, 64, 64, 8, 2, 1, true},
+            {128, 64, 64, 4, 3, 2, true},  {128, 32, 32, 4, 3, 3, true}};
+  }
+  if (dim <= 128) {
+    return {
+        {128, 64, 64, 4, 2, 2, false}, {128, 64, 32, 4, 2, 2, false}, {128, 64, 16, 4, 2, 2, false},
+        {128, 32, 32, 4, 2, 2, false}, {128, 32, 32, 4, 3, 2, false}, {128, 32, 16, 4, 2, 2, true},
+        {128, 64, 64, 8, 2, 1, true},  {128, 128, 64, 8, 2, 1, true}, {128, 64, 64, 8, 3, 1, true},
+        {64, 64, 64, 4, 2, 2, true},   {64, 64, 64, 4, 2, 3, false},  {64, 64, 32, 2, 2, 4, false},
+        {256, 64, 64, 8, 2, 1, false}, {128, 32, 32, 4, 4, 2, false}};
+  }
+  return {
+      {128, 64, 64, 8, 2, 1, false}, {128, 64, 32, 8, 2, 1, false}, {128, 32, 32, 8, 2, 1, false},
+      {128, 32, 32, 8, 3, 1, false}, {128, 32, 32, 8, 2, 1, true},  {128, 64, 32, 8, 2, 1, true},
+      {128, 32, 16, 8, 3, 1, true},  {64, 64, 64, 4, 2, 1, false},  {64, 64, 32, 4, 2, 1, true},
+      {64, 32, 32, 4, 2, 2, false},  {64, 32, 32, 4, 3, 2, false}};
+}
+
+std::shared_ptr<void> allocate(int64_t bytes, const Context& context) {
+  const cuda::CurrentContext current(context);
+  cuda::driver::Address address = 0;
+  current.driver().check(current.api().cuMemAlloc(&address, static_cast<size_t>(bytes)), "memory");
+  return {reinterpret_cast<void*>(address), [](void*) {}};
+}
+
+void wait(const Context& context) {
+  const cuda::CurrentContext current(context);
+  current.driver().check(current.api().cuStreamSynchronize(nullptr), "waiting");
+}
+
+/// Milliseconds of `repeats` launches, each.
+template <class Run>
+double milliseconds(const Context& context, int repeats, const Run& run) {
+  const cuda::CurrentContext current(context);
+  cuda::driver::EventHandle start = nullptr;
+  cuda::driver::EventHandle end = nullptr;
+  current.api().cuEventCreate(&start, cuda::driver::kEventDefault);
+  current.api().cuEventCreate(&end, cuda::driver::kEventDefault);
+  current.api().cuEventRecord(start, nullptr);
+  for (int i = 0; i < repeats; ++i) run();
+  current.api().cuEventRecord(end, nullptr);
+  current.driver().check(current.api().cuEventSynchronize(end), "timing");
+  float time = 0;
+  current.api().cuEventElapsedTime(&time, start, end);
+  current.api().cuEventDestroy(start);
+  current.api().cuEventDestroy(end);
+  return time / repeats;
+}
+
+struct Candidate {
+  Shape shape;
+  cuda::ForwardPlan plan;
+  const cuda::Function* function = nullptr;
+  std::string fault;
+  double difference = 0;
+  std::vector<double> times;
+
+  double median() {
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+};
+
+class Sweep {
+ public:
+  explicit Sweep(const Settings& settings) : settings_(settings) {
+    context_.device = {DeviceType::kCuda, 0};
+    if (!settings_.json.empty()) json_.open(settings_.json);
+    const int64_t bytes = settings_.tokens * settings_.hidden * 2;
+    std::vector<uint16_t> numbers(static_cast<size_t>(settings_.tokens * settings_.hidden));
+    std::mt19937 generator(1);
+    std::normal_distribution<float> normal;
+    for (int t = 0; t < 3; ++t) {
+      for (uint16_t& number : numbers) number = float_to_bf16(normal(generator));
+      inputs_.push_back(allocate(bytes, context_));
+      const cuda::CurrentContext current(context_);
+      current.driver().check(current.api().cuMemcpyHtoDAsync(
+                                 reinterpret_cast<cuda::driver::Address>(inputs_.back().get()),
+                                 numbers.data(), static_cast<size_t>(bytes), nullptr),
+                             "copy");
+      wait(context_);
+    }
+    out_ = allocate(bytes, context_);
+    lse_ = allocate(settings_.tokens * 64 * 4, context_);
+  }
+
+  void run(const Point& point) {
+    const AttentionArgs args = arguments(point);
+    AttentionProblem problem = make_attention_problem(args, /*is_backward=*/false);
+    problem.gpu = &gpu_model(problem.device);
+    std::vector<Candidate> candidates = prepare(problem, point);
+    check(problem, args, candidates);
+    const double flops = 4.0 * settings_.tokens * static_cast<double>(point.seqlen) *
+                         settings_.hidden * (point.causal ? 0.5 : 1.0);
+    for (int round = 0; round < settings_.rounds; ++round) {
+      std::shuffle(candidates.begin(), candidates.end(), shuffle_);
+      for (Candidate& candidate : candidates) {
+        if (!candidate.fault.empty()) continue;
+        const auto launch = [&] {
+          cuda::launch_forward_plan(problem, candidate.plan, args, context_);
+        };
+        if (round == 0) launch();
+        candidate.times.push_back(milliseconds(context_, repeats(flops), launch));
+      }
+    }
+    std::erase_if(candidates, [](const Candidate& c) { return !c.fault.empty(); });
+    std::sort(candidates.begin(), candidates.end(),
+              [](Candidate& a, Candidate& b) { return a.median() < b.median(); });
+    for (Candidate& candidate : candidates) report(point, candidate, flops);
+  }
+
+ private:
+  static int repeats(double flops) { return flops < 1e9 ? 1 : std::clamp(static_cast<int>(8e12 / flops), 2, 200); }
+
+  AttentionArgs arguments(const Point& point) const {
+    AttentionArgs args;
+    const std::vector<int64_t> shape = {settings_.tokens / point.seqlen, point.seqlen,
+                                        settings_.hidden / point.dim, point.dim};
+    const auto view = [&](const std::shared_ptr<void>& memory) {
+      TensorView tensor(memory.get(), DType::kBF16, shape);
+      tensor.device = context_.device;
+      return tensor;
+    };
+    args.q = view(inputs_[0]);
+    args.k = view(inputs_[1]);
+    args.v = view(inputs_[2]);
+    args.out = view(out_);
+    args.lse = TensorView(lse_.get(), DType::kF32, {shape[0], shape[2], shape[1]});
+    args.lse.device = context_.device;
+    args.causal = point.causal;
+    return args;
+  }
+
+  std::vector<Candidate> prepare(const AttentionProblem& problem, const Point& point) {
+    std::vector<Candidate> candidates;
+    for (const Shape& shape : shapes_for(point.dim)) {
+      cuda::ForwardTiling tiling;
+      const auto dim = static_cast<int>(point.dim);
+      tiling.shape = {
+          2, dim, dim, shape.block_m, shape.block_n, shape.warps_m, 1, shape.num_stages};
+      tiling.slice = shape.slice;
+      tiling.min_ctas = shape.min_ctas;
+      tiling.query_in_registers = shape.query_in_registers;
+      if (tiling.shape.shared_bytes() > problem.gpu->shared_bytes_per_cta) continue;
+      candidates.push_back({shape, cuda::make_forward_plan(problem, tiling), nullptr, "", 0, {}});
+    }
+    std::vector<std::thread> threads;
+    for (Candidate& candidate : candidates) {
+      threads.emplace_back([&] {
+        try {
+          const auto kernels = cuda::forward_kernels(problem, candidate.plan);
+          candidate.function = &cuda::get_kernel(kernels.front().source, context_);
+        } catch (const Error& error) {
+          candidate.fault = error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return candidates;
+  }
+
+  std::vector<uint16_t> result() const {
+    std::vector<uint16_t> values(static_cast<size_t>(settings_.tokens * settings_.hidden));
+    const cuda::CurrentContext current(context_);
+    current.api().cuMemcpyDtoHAsync(values.data(),
+                                    reinterpret_cast<cuda::driver::Address>(out_.get()),
+                                    values.size() * 2, nullptr);
+    wait(context_);
+    return values;
+  }
+
+  /// Every shape computes the same.
+  void check(const AttentionProblem& problem, const AttentionArgs& args,
+             std::vector<Candidate>& candidates) {
+    std::vector<uint16_t> first;
+    for (Candidate& candidate : candidates) {
+      if (!candidate.fault.empty()) {
+        std::cout << "# " << candidate.shape.name() << ": " << candidate.fault.substr(0, 200)
+                  << '\n';
+        continue;
+      }
+      cuda::fill_bytes(out_.get(), 0xff, settings_.tokens * settings_.hidden * 2, context_);
+      try {
+        cuda::launch_forward_plan(problem, candidate.plan, args, context_);
+        wait(context_);
+      } catch (const Error& error) {
+        candidate.fault = error.what();
+        continue;
+      }
+      const std::vector<uint16_t> values = result();
+      if (first.empty()) first = values;
+      for (size_t i = 0; i < values.size(); ++i) {
+        const double d = std::fabs(bf16_to_float(values[i]) - bf16_to_float(first[i]));
+        if (!(d <= candidate.difference)) candidate.difference = d;
+      }
+    }
+  }
+
+  void report(const Point& point, Candidate& candidate, double flops) {
+    const double tflops = flops / candidate.median() * 1e-9;
+    const auto& attributes = candidate.function->attributes;
+    std::printf("d=%3ld causal=%d s=%6ld %7.1f TFLOP/s  %3d regs %3ld local  diff %.4f  %s\n",
+                point.dim, point.causal, point.seqlen, tflops, attributes.num_registers,
+                attributes.local_bytes, candidate.difference, candidate.shape.name().c_str());
+    std::fflush(stdout);
+    if (!json_.is_open()) return;
+    json_ << "{\"d\": " << point.dim << ", \"causal\": " << (point.causal ? "true" : "false")
+          << ", \"seqlen\": " << point.seqlen << ", \"tflops\": " << tflops
+          << ", \"ms\": " << candidate.median() << ", \"shape\": \"" << candidate.shape.name()
+          << "\", \"registers\": " << attributes.num_registers
+          << ", \"local_bytes\": " << attributes.local_bytes << "}\n";
+  }
+
+  Context context_;
+  Settings settings_;
+  std::ofstream json_;
+  std::mt19937 shuffle_{7};
+  std::vector<std::shared_ptr<void>> inputs_;
+  std::shared_ptr<void> out_, lse_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Settings settings;
+  std::vector<Point> points;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool has_value = i + 1 < argc;
+    if (word == "--json" && has_value) {
+      settings.json = argv[++i];
+    } else if (word == "--rounds" && has_value) {
+      settings.rounds = std::atoi(argv[++i]);
+    } else if (word == "--tokens" && has_value) {
+      settings.tokens = std::atoll(argv[++i]);
+    } else if (word == "--hidden" && has_value) {
+      settings.hidden = std::atoll(argv[++i]);
+    } else {
+      Point point{};
+      int causal = 0;
+      if (std::sscanf(argv[i], "%ld:%d:%ld", &point.dim, &causal, &point.seqlen) != 3) return 2;
+      point.causal = causal != 0;
+      points.push_back(point);
+    }
+  }
+  if (points.empty()) {
+    for (const int64_t dim : {64, 128, 256}) {
+      for (const bool causal : {false, true}) {
+        for (const int64_t seqlen : {512, 4096, 16384}) points.push_back({dim, seqlen, causal});
+      }
+    }
+  }
+  try {
+    Sweep sweep(settings);
+    for (const Point& point : points) sweep.run(point);
+  } catch (const flashtile::Error& error) {
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+  return 0;
+}

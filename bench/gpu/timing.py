@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timing of functions on a GPU, side by side: rounds in which each is timed once, in an order that
+is drawn anew, so that clocks and temperature are the same for all."""
+
+import random
+import statistics
+
+import torch
+
+
+class Rotation:
+    """Copies of a problem that are used in turns, so that none finds its inputs in the L2 cache."""
+
+    def __init__(self, functions):
+        self.functions = functions
+        self.next = 0
+
+    def __call__(self):
+        self.functions[self.next]()
+        self.next = (self.next + 1) % len(self.functions)
+
+
+def milliseconds(run, repeats):
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / repeats
+
+
+def interleaved(functions, rounds=7, round_ms=30.0):
+    """Median and spread of each function's time: {name: {"ms", "ms_min", "ms_max"}}."""
+    repeats = {}
+    for name, run in functions.items():
+        run()
+        once = milliseconds(run, 2)
+        repeats[name] = max(1, min(2000, int(round_ms / max(once, 1e-4))))
+    samples = {name: [] for name in functions}
+    names = list(functions)
+    for _ in range(rounds):
+        random.shuffle(names)
+        for name in names:
+            samples[name].append(milliseconds(functions[name], repeats[name]))
+    return {name: {"ms": statistics.median(times), "ms_min": min(times), "ms_max": max(times)}
+            for name, times in samples.items()}
+
+
+def device_record():
+    """What a result must say about the machine that made it."""
+    record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
+              "cudnn": torch.backends.cudnn.version()}
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        record["driver"] = pynvml.nvmlSystemGetDriverVersion()
+        record["sm_mhz"] = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+        record["watts"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    except Exception as error:  # the figures stand without it
+        record["nvml"] = str(error)
+    return record
