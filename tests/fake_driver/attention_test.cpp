@@ -94,9 +94,10 @@ TEST_F(FakeAttention, NamedArchitectureIsForExplainAlone) {
 }
 
 /// Problems that differ in numbers alone: the first of each row is compiled, the others are not.
+/// (Plans choose another tile for much larger problems, so sizes stay near each other.)
 TEST_F(FakeAttention, OtherNumbersCompileNothing) {
   const std::vector<std::vector<std::string>> rows = {
-      {":b2:hq4:hkv4:sq512:sk700:d64:bf16", ":b1:hq8:hkv8:sq4000:sk4000:d64:bf16",
+      {":b2:hq4:hkv4:sq512:sk700:d64:bf16", ":b2:hq5:hkv5:sq480:sk1700:d64:bf16",
        ":b2:hq4:hkv4:sq512:sk700:d64:bf16:softmax_scale=0.03", ":b3:hq6:hkv3:sq900:sk333:d64:bf16"},
       {":b2:hq4:hkv4:sq512:d64:bf16:softcap=20:window_left=100:causal",
        ":b2:hq4:hkv4:sq512:d64:bf16:softcap=50:window_left=7:causal",
