@@ -72,8 +72,9 @@ TEST(PackedSequencesFull, WithoutQueriesBeforeALongOneComeToAnEnd) {
 
 TEST(PackedSequences, BeyondTheirTensorAreAnError) {
   Packed packed(DType::kBF16, {0, 0, 0, 10}, {0, 0, 1, 20}, 2, 2, 16);
-  packed.inputs.k = packed.inputs.k.view().sliced(0, 0, 19);
-  packed.inputs.v = packed.inputs.v.view().sliced(0, 0, 19);
+  const Tensor k = packed.inputs.k, v = packed.inputs.v;
+  packed.inputs.k = k.view().sliced(0, 0, 19);
+  packed.inputs.v = v.view().sliced(0, 0, 19);
   for (const std::string& implementation : all_implementations()) {
     try {
       run(packed.inputs, implementation);
