@@ -91,11 +91,11 @@ foreach(folder IN LISTS test_folders)
   endif()
   gtest_discover_tests(
     ${target} TEST_PREFIX ${folder}. TEST_FILTER -*Full* TEST_LIST ${folder}_quick
-    DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
+    NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
     PROPERTIES LABELS "quick;${folder}" TIMEOUT ${test_timeout})
   gtest_discover_tests(
     ${target} TEST_PREFIX ${folder}. TEST_FILTER *Full* TEST_LIST ${folder}_full
-    DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
+    NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
     PROPERTIES LABELS "full;${folder}" TIMEOUT ${test_timeout})
 endforeach()
 
