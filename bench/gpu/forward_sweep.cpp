@@ -171,7 +171,9 @@ class Sweep {
   }
 
  private:
-  static int repeats(double flops) { return flops < 1e9 ? 1 : std::clamp(static_cast<int>(8e12 / flops), 2, 200); }
+  static int repeats(double flops) {
+    return flops < 1e9 ? 1 : std::clamp(static_cast<int>(8e12 / flops), 2, 200);
+  }
 
   AttentionArgs arguments(const Point& point) const {
     AttentionArgs args;
@@ -197,8 +199,8 @@ class Sweep {
     for (const Shape& shape : shapes_for(point.dim)) {
       cuda::ForwardTiling tiling;
       const auto dim = static_cast<int>(point.dim);
-      tiling.shape = {
-          2, dim, dim, shape.block_m, shape.block_n, shape.warps_m, 1, shape.num_stages};
+      tiling.shape = {2, dim, dim, shape.block_m, shape.block_n, shape.warps_m, 1, shape.num_stages,
+                      0};
       tiling.slice = shape.slice;
       tiling.min_ctas = shape.min_ctas;
       tiling.query_in_registers = shape.query_in_registers;

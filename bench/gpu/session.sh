@@ -22,8 +22,9 @@ if has build; then
   generator=()
   command -v ninja > /dev/null && generator=(-G Ninja)
   cmake -S . -B "$BUILD" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release > "$OUT/cmake.log" 2>&1
-  cmake --build "$BUILD" -j "$jobs" --target flashtile flashtile_internal >> "$OUT/cmake.log" 2>&1 ||
-    { tail -20 "$OUT/cmake.log"; exit 1; }
+  # The program is called flashtile too, and Ninja takes that name for the file.
+  cmake --build "$BUILD" -j "$jobs" --target libflashtile.so flashtile_internal \
+    >> "$OUT/cmake.log" 2>&1 || { tail -20 "$OUT/cmake.log"; exit 1; }
   # The program needs CLI11 and nlohmann-json, which may not be there.
   cmake --build "$BUILD" -j "$jobs" --target flashtile_cli >> "$OUT/cmake.log" 2>&1 ||
     echo "no program: $(grep -m1 'no CLI' "$OUT/cmake.log")"
