@@ -190,12 +190,7 @@ std::string combine_config(const AttentionProblem& problem, const ForwardPlan& p
 }  // namespace
 
 std::string refuse_attention_fwd(const AttentionProblem& problem) {
-  std::string refusal = refuse_attention(problem);
-  if (!refusal.empty()) return refusal;
-  if (std::max(problem.head_dim, problem.head_dim_v) > 256) {
-    return "takes head_dim and head_dim_v up to 256";
-  }
-  return {};
+  return refuse_attention(problem);
 }
 
 ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTiling& tiling) {
@@ -232,8 +227,10 @@ ForwardPlan make_forward_plan(const AttentionProblem& problem) {
 }
 
 std::string forward_config(const AttentionProblem& problem, const ForwardPlan& plan) {
-  const ScoreFlags flags(problem);
+  ScoreFlags flags(problem);
   const device::ForwardShape& shape = plan.tiling.shape;
+  // Queries that pass through in chunks are not scaled, or negated, where they lie.
+  flags.has_options = flags.has_options || shape.chunk > 0;
   const bool is_split = plan.num_splits > 1;
   const bool is_f32_out = problem.out.dtype == DType::kF32;
   const int store = copy_bytes(problem.out);
@@ -242,7 +239,8 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
          config_int("kHeadDimV", shape.head_dim_v) + config_int("kBlockM", shape.block_m) +
          config_int("kBlockN", shape.block_n) + config_int("kSlice", plan.tiling.slice) +
          config_int("kWarpsM", shape.warps_m) + config_int("kWarpsN", shape.warps_n) +
-         config_int("kNumStages", shape.num_stages) + config_int("kMinCtas", plan.tiling.min_ctas) +
+         config_int("kNumStages", shape.num_stages) + config_int("kChunk", shape.chunk) +
+         config_int("kMinCtas", plan.tiling.min_ctas) +
          config_bool("kQueryInRegisters", plan.tiling.query_in_registers) +
          config_int("kQueryCopyBytes", query_copy_bytes(problem)) +
          config_int("kCopyBytes", std::min(copy_bytes(problem.k), copy_bytes(problem.v))) +

@@ -8,12 +8,21 @@
 namespace flashtile::cuda {
 namespace {
 
+/// The widest head_dim_v that a CTA sums, and head_dim that it keeps whole.
+constexpr int64_t kWidest = 256;
+
+/// Columns of values of one part: all parts alike.
+int value_columns(int64_t head_dim_v, int64_t step) {
+  const int64_t num_parts = ceil_div(head_dim_v, kWidest);
+  return static_cast<int>(round_up(ceil_div(head_dim_v, num_parts), step));
+}
+
 ForwardTiling tiling_of(const AttentionProblem& problem, int block_m, int block_n, int warps_m,
                         int warps_n, int num_stages, int min_ctas) {
   ForwardTiling tiling;
   tiling.shape.element_bytes = static_cast<int>(dtype_bytes(problem.dtype));
   tiling.shape.head_dim = static_cast<int>(round_up(problem.head_dim, 16));
-  tiling.shape.head_dim_v = static_cast<int>(round_up(problem.head_dim_v, 16));
+  tiling.shape.head_dim_v = value_columns(problem.head_dim_v, 16);
   tiling.shape.block_m = block_m;
   tiling.shape.block_n = block_n;
   tiling.shape.warps_m = warps_m;
@@ -24,35 +33,63 @@ ForwardTiling tiling_of(const AttentionProblem& problem, int block_m, int block_
   return tiling;
 }
 
-/// 16-bit elements, as fast as it goes with enough shared memory.
+/// Few rows: the warps of a CTA divide the keys. Dropout's generator serves 32 keys at a time.
+ForwardTiling decode_tiling(const AttentionProblem& problem) {
+  return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
+}
+
+/// 16-bit elements. Warps with 32 rows read each fragment of keys and values half as often as those
+/// with 16, as long as the accumulators leave room.
 ForwardTiling half_tiling(const AttentionProblem& problem, int64_t rows) {
-  const int64_t widest = std::max(problem.head_dim, problem.head_dim_v);
-  // Dropout's generator serves 32 keys at a time.
-  if (rows <= 16) return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
+  const int64_t widest = std::max(problem.head_dim, std::min(problem.head_dim_v, kWidest));
   if (rows <= 64) return tiling_of(problem, 64, 64, 4, 1, 2, widest <= 128 ? 2 : 1);
   if (widest <= 64) return tiling_of(problem, 128, 64, 4, 1, 2, 2);
-  if (widest <= 128) return tiling_of(problem, 128, 64, 4, 1, 2, 2);
+  if (widest <= 128) {
+    // Only the newest compilers' targets have the registers for 64 keys at a time.
+    const int block_n = problem.gpu->compute_capability == 90 ? 64 : 32;
+    return tiling_of(problem, 128, block_n, 4, 1, 2, 2);
+  }
   return tiling_of(problem, 128, 64, 8, 1, 2, 1);
 }
 
-ForwardTiling float_tiling(const AttentionProblem& problem, int64_t rows) {
-  if (rows <= 16) return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
-  const int64_t widest = std::max(problem.head_dim, problem.head_dim_v);
+ForwardTiling float_tiling(const AttentionProblem& problem) {
+  const int64_t widest = std::max(problem.head_dim, std::min(problem.head_dim_v, kWidest));
   return tiling_of(problem, 64, 32, 4, 1, 2, widest <= 64 ? 2 : 1);
+}
+
+/// Head dims above 256: queries and keys in chunks of 128 bytes.
+ForwardTiling wide_tiling(const AttentionProblem& problem, int64_t rows) {
+  const bool is_float = problem.dtype == DType::kF32;
+  const bool is_short = is_float || rows <= 64;
+  ForwardTiling tiling =
+      tiling_of(problem, is_short ? 64 : 128, is_float ? 32 : 64, is_short ? 4 : 8, 1, 3, 1);
+  device::ForwardShape& shape = tiling.shape;
+  shape.chunk = is_float ? 32 : 64;
+  shape.head_dim = static_cast<int>(round_up(problem.head_dim, shape.chunk));
+  const int piece = 2 * shape.chunk;
+  if (shape.head_dim_v > piece) shape.head_dim_v = value_columns(problem.head_dim_v, piece);
+  return tiling;
+}
+
+ForwardTiling first_choice(const AttentionProblem& problem, int64_t rows) {
+  if (problem.head_dim > kWidest) return wide_tiling(problem, rows);
+  if (rows <= 16) return decode_tiling(problem);
+  return problem.dtype == DType::kF32 ? float_tiling(problem) : half_tiling(problem, rows);
 }
 
 }  // namespace
 
 ForwardTiling choose_forward_tiling(const AttentionProblem& problem, bool may_pack) {
   const int64_t rows = problem.max_seqlen_q * (may_pack ? problem.group_size() : 1);
-  ForwardTiling tiling =
-      problem.dtype == DType::kF32 ? float_tiling(problem, rows) : half_tiling(problem, rows);
+  ForwardTiling tiling = first_choice(problem, rows);
   // Smaller key blocks, then fewer rows, until it fits.
   device::ForwardShape& shape = tiling.shape;
   const int least_n = (problem.dropout.is_on ? 32 : 16) * shape.warps_n;
   while (shape.shared_bytes() > problem.gpu->shared_bytes_per_cta) {
     if (shape.block_n > least_n) {
       shape.block_n /= 2;
+    } else if (shape.num_stages > 2) {
+      --shape.num_stages;
     } else if (shape.warps_m > 1) {
       shape.block_m /= 2;
       shape.warps_m /= 2;

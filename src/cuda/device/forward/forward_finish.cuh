@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cuda/device/epilogue/store_rows.cuh"
-#include "cuda/device/forward/forward_tile.cuh"
+#include "cuda/device/forward/forward_base.cuh"
 
 namespace flashtile::device {
 
@@ -22,9 +22,10 @@ FLASHTILE_DEVICE void raise_max_logit(const HeadScalarsParam& max_logit, int hea
   }
 }
 
-template <class Config>
+/// `Work` is what has run: a ForwardBase.
+template <class Work>
 struct ForwardFinish {
-  using Work = ForwardTile<Config>;
+  using Config = typename Work::Config;
   static constexpr int kTilesM = Work::kTilesM;
   static constexpr int kTilesV = Work::kTilesV;
 
@@ -34,7 +35,7 @@ struct ForwardFinish {
   /// Sums the states of warps that share rows into the first of them; the others hold nothing then.
   FLASHTILE_DEVICE static void merge(Work& work) {
     constexpr int kBlockM = Config::kBlockM;
-    char* memory = shared_memory() + Work::kShape.query_bytes();
+    char* memory = shared_memory() + Work::kShape.ring_begin();
     float* references = reinterpret_cast<float*>(memory);
     float* sums = references + (Config::kWarpsN - 1) * kBlockM;
     float* rows_of_others = sums + (Config::kWarpsN - 1) * kBlockM;
@@ -206,7 +207,7 @@ FLASHTILE_DEVICE void fill_uncovered_rows(const AttentionParams& params, const T
     all.q_begin = q_idx;
     for (int h = 0; h < heads; ++h) {
       char* out = query_row(params.out, all, 0, tile.head + h);
-      for (int col = thread_idx(); col < params.head_dim_v; col += ForwardTile<Config>::kThreads) {
+      for (int col = thread_idx(); col < params.head_dim_v; col += ForwardBase<Config>::kThreads) {
         store_element<Config::kOutElement>(out + col * params.out.element_stride, 0.0f);
       }
       if (thread_idx() == 0 && params.lse.data != nullptr) {

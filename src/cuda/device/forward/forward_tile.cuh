@@ -1,36 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The inner part of the forward kernel: queries stay, key blocks pass through a ring of stages, and
-// each warp takes its rows from products to weights to the sum of values.
+// The inner part of the forward kernel for head dims up to 256: queries stay in shared memory (or
+// registers), whole key blocks pass through a ring of stages, and each warp takes its rows from
+// products to weights to the sum of values.
 #pragma once
 
-#include "cuda/device/copy/load_tile.cuh"
-#include "cuda/device/forward/forward_state.cuh"
-#include "cuda/device/mma/operands.cuh"
-#include "cuda/device/score/dropout.cuh"
-#include "cuda/device/softmax/online.cuh"
+#include "cuda/device/forward/forward_base.cuh"
 
 namespace flashtile::device {
 
 template <class Config>
-struct ForwardTile {
-  static constexpr ForwardShape kShape = {element_bytes(Config::kElement),
-                                          Config::kHeadDim,
-                                          Config::kHeadDimV,
-                                          Config::kBlockM,
-                                          Config::kBlockN,
-                                          Config::kWarpsM,
-                                          Config::kWarpsN,
-                                          Config::kNumStages};
-  static constexpr int kThreads = kShape.num_threads();
-  static constexpr int kTilesM = Config::kBlockM / (16 * Config::kWarpsM);
-  static constexpr int kTilesV = Config::kHeadDimV / 8;
-  static constexpr int kSlice = Config::kSlice;
-  static constexpr int kNumSlices = Config::kBlockN / (kSlice * Config::kWarpsN);
-  static constexpr bool kFixedReference = Config::kElement != Element::kF16;
-  static constexpr bool kWideLogits = Config::kHasScoreOptions;
-  static_assert(kTilesM * 16 * Config::kWarpsM == Config::kBlockM, "warps share the rows");
-  static_assert(kNumSlices * kSlice * Config::kWarpsN == Config::kBlockN, "slices fill a block");
+struct ForwardTile : ForwardBase<Config> {
+  using Base = ForwardBase<Config>;
+  using Base::acc;
+  using Base::blocks;
+  using Base::first_warp_row;
+  using Base::kNumSlices;
+  using Base::kShape;
+  using Base::kSlice;
+  using Base::kThreads;
+  using Base::kTilesM;
+  using Base::params;
+  using Base::rows;
+  using Base::sequence;
+  using Base::shared;
+  using Base::softmax;
+  using Base::stage_address;
+  using Base::state;
+  using Base::warp_n;
+  using Scores = typename Base::Scores;
 
   using QueryTile = RowTile<Config::kElement, Config::kBlockM, Config::kHeadDim>;
   using KeyTile = RowTile<Config::kElement, Config::kBlockN, Config::kHeadDim>;
@@ -41,66 +39,10 @@ struct ForwardTile {
                            Config::kCopyBytes>;
   using ValueCopy = TileCopy<Config::kElement, ValueTile, Config::kBlockN, Config::kHeadDimV,
                              kThreads, Config::kCopyBytes>;
-  using State = ForwardState<Config>;
-  using Rows = QueryRows<Config::kPackHeads>;
-  using Blocks = KeyBlocks<Config::kBlockN>;
-  using Softmax = OnlineSoftmax<Config, kTilesM>;
-  using Scores = float[kTilesM][kSlice / 8][4];
-  static_assert(sizeof(State) <= ForwardShape::kStateBytes, "the state fits its place");
 
-  FLASHTILE_DEVICE static State& state() {
-    return *reinterpret_cast<State*>(shared_memory() + kShape.state_begin());
-  }
-
-  const AttentionParams& params;
-  const Sequence& sequence;
-  const Rows& rows;
-  const Blocks& blocks;
-  ScoreRules<Config> rules;
-  int first_warp_row;  ///< of the warp, in the tile
-  int warp_n;          ///< which share of each key block is the warp's
-  uint32 shared;       ///< queries, then stages
-
-  Softmax softmax;
-  float acc[kTilesM][kTilesV][4];
-  float max_logit[kTilesM][2];
   HeldRows<Config::kElement, kTilesM, Config::kHeadDim> held;
 
-  /// Log2 units of a logit as softmax gets it: logits are natural where an option has changed them,
-  /// else bare products.
-  FLASHTILE_DEVICE static float logit_scale(float softmax_scale) {
-    if constexpr (Config::kHasScoreOptions) return kLog2e;
-    // A scale of 0 would make 0 * -inf of what is hidden.
-    return larger(absolute(softmax_scale), 1e-30f) * kLog2e;
-  }
-
-  FLASHTILE_DEVICE ForwardTile(const AttentionParams& p,
-                               const typename Config::Expressions::Params& user)
-      : params(p),
-        sequence(state().sequence),
-        rows(state().rows),
-        blocks(state().blocks),
-        rules{p, user, state().sequence, state().position},
-        softmax(logit_scale(p.softmax_scale)) {
-    const int warp = warp_idx();
-    first_warp_row = warp % Config::kWarpsM * kTilesM * 16;
-    warp_n = warp / Config::kWarpsM;
-    shared = shared_address(shared_memory());
-  }
-
-  FLASHTILE_DEVICE int first_value_column() const {
-    return state().tile.v_part * Config::kHeadDimV;
-  }
-  /// Columns of values of this part.
-  FLASHTILE_DEVICE int num_value_columns() const {
-    return clamp(params.head_dim_v - first_value_column(), 0, Config::kHeadDimV);
-  }
-
-  FLASHTILE_DEVICE uint32 stage_address(int stage) const {
-    return shared + static_cast<uint32>(kShape.query_bytes() + stage * kShape.stage_bytes());
-  }
-
-  // ---- Copies
+  using Base::Base;
 
   FLASHTILE_DEVICE void load_queries() {
     // Rows that are not there are read like the last one, and never written.
@@ -109,29 +51,13 @@ struct ForwardTile {
     });
   }
 
-  template <class Copy>
-  FLASHTILE_DEVICE void load_rows(const KeyRows<Config::kPaged>& from, int first_key, uint32 tile,
-                                  int num_cols, int64 element_stride) {
-    const auto address = [&](int row) { return from.row(first_key + row); };
-    const bool is_whole =
-        first_key >= blocks.key_begin && first_key + Config::kBlockN <= blocks.key_end;
-    if (!is_whole) {
-      Copy::copy_range(tile, num_cols, element_stride, blocks.key_begin - first_key,
-                       blocks.key_end - first_key, address);
-    } else if constexpr (Config::kPaged) {
-      Copy::copy(tile, num_cols, element_stride, address);
-    } else {
-      Copy::copy_strided(tile, num_cols, element_stride, address(Copy::first_row()),
-                         from.row_stride);
-    }
-  }
-
   FLASHTILE_DEVICE void load_keys(int n_block, int stage) {
-    const int first_key = n_block * Config::kBlockN;
     const uint32 tile = stage_address(stage);
-    load_rows<KeyCopy>(state().keys, first_key, tile, params.head_dim, params.k.element_stride);
-    load_rows<ValueCopy>(state().values, first_key, tile + static_cast<uint32>(kShape.key_bytes()),
-                         num_value_columns(), params.v.element_stride);
+    this->template load_rows<KeyCopy>(state().keys, n_block, tile, 0, params.head_dim,
+                                      params.k.element_stride);
+    this->template load_rows<ValueCopy>(state().values, n_block,
+                                        tile + static_cast<uint32>(kShape.key_bytes()), 0,
+                                        this->num_value_columns(), params.v.element_stride);
   }
 
   /// Negates the queries, which is exact, so that the scale of products is positive.
@@ -145,8 +71,6 @@ struct ForwardTile {
     }
     sync_cta();
   }
-
-  // ---- One key block
 
   FLASHTILE_DEVICE void compute_scores(Scores& scores, uint32 key_tile, int first_column) {
     FLASHTILE_UNROLL
@@ -162,38 +86,14 @@ struct ForwardTile {
         scores, held, shared, first_warp_row, key_tile, first_column);
   }
 
-  /// Written so that a NaN stays.
-  FLASHTILE_DEVICE void track_max(const Scores& scores) {
-    FLASHTILE_UNROLL
-    for (int m = 0; m < kTilesM; ++m) {
-      FLASHTILE_UNROLL
-      for (int n = 0; n < kSlice / 8; ++n) {
-        FLASHTILE_UNROLL
-        for (int r = 0; r < 4; ++r) {
-          if (!(scores[m][n][r] <= max_logit[m][r / 2])) max_logit[m][r / 2] = scores[m][n][r];
-        }
-      }
-    }
-  }
-
-  FLASHTILE_DEVICE void drop_weights(Scores& weights, int first_key) {
-    for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int row) {
-      const uint32 batch_head =
-          static_cast<uint32>(sequence.batch_idx * params.num_heads + rows.head_of(row));
-      drop<kSlice>(params.dropout, batch_head, static_cast<uint32>(rows.q_idx(row)),
-                   static_cast<uint32>(first_key), static_cast<uint32>(lane_idx() % 4),
-                   [&](int n, int e) -> float& { return weights[m][n][half * 2 + e]; });
-    });
-  }
-
   /// From one slice of keys to the sum of its values. The next slice's products come first in the
   /// text, so that tensor cores have work while weights are made.
   template <bool kMasked>
   FLASHTILE_DEVICE void process_block(int n_block, int stage) {
     const uint32 key_tile = stage_address(stage);
     const uint32 value_tile = key_tile + static_cast<uint32>(kShape.key_bytes());
-    const RowRanges<Config, kTilesM> ranges(rules.position, rows, first_warp_row,
-                                            n_block * Config::kBlockN);
+    const typename Base::Ranges ranges(this->rules.position, rows, first_warp_row,
+                                       n_block * Config::kBlockN);
     Scores scores[2];
     compute_scores(scores[0], key_tile, warp_n * kSlice);
     FLASHTILE_UNROLL
@@ -202,67 +102,10 @@ struct ForwardTile {
       if (slice + 1 < kNumSlices) {
         compute_scores(scores[(slice + 1) % 2], key_tile, column + Config::kWarpsN * kSlice);
       }
-      Scores& current = scores[slice % 2];
-      const int first_key = n_block * Config::kBlockN + column;
-      if constexpr (Config::kHasScoreOptions) {
-        apply_scores<Config, kTilesM, kSlice>(current, rules, rows, first_warp_row, first_key);
-      }
-      if constexpr (kMasked) {
-        apply_masks<Config, kTilesM, kSlice>(current, rules, rows, ranges, first_warp_row,
-                                             n_block * Config::kBlockN, column);
-      }
-      if constexpr (Config::kWantsMaxLogit) track_max(current);
-      if constexpr (kMasked || !kFixedReference) {
-        softmax.template follow<kSlice, kTilesV>(current, acc);
-      }
-      softmax.template weigh<kSlice, kWideLogits>(current);
-      if constexpr (Config::kHasDropout) drop_weights(current, first_key);
-      Weights<Config::kElement, kTilesM, kSlice> weights;
-      weights.set(current);
-      accumulate_values<Config::kElement, kTilesM, kSlice, Config::kHeadDimV, ValueTile>(
-          acc, weights, value_tile, column);
-    }
-  }
-
-  /// Values of keys that no query of the tile sees become 0, so that what is not finite there meets
-  /// no weight of 0. Only tiles whose results are not finite come here.
-  FLASHTILE_DEVICE void clear_unseen_values(int n_block, int stage) {
-    uint32* flags = reinterpret_cast<uint32*>(shared_memory() + kShape.flags_begin());
-    for (int key = thread_idx(); key < Config::kBlockN; key += kThreads) flags[key] = 0;
-    sync_cta();
-    FLASHTILE_NO_UNROLL
-    for (int at = thread_idx(); at < Config::kBlockN * Config::kBlockM; at += kThreads) {
-      const int key = at % Config::kBlockN;
-      const int row = at / Config::kBlockN;
-      if (!rows.is_there(row) || flags[key] != 0) continue;
-      if (rules.is_seen(rows.head_of(row), rows.q_idx(row), n_block * Config::kBlockN + key)) {
-        flags[key] = 1;
-      }
-    }
-    sync_cta();
-    constexpr int kChunks = Config::kHeadDimV / (16 / kShape.element_bytes);
-    const uint32 value_tile = stage_address(stage) + static_cast<uint32>(kShape.key_bytes());
-    FLASHTILE_NO_UNROLL
-    for (int at = thread_idx(); at < Config::kBlockN * kChunks; at += kThreads) {
-      const int key = at / kChunks;
-      if (flags[key] != 0) continue;
-      store_shared(value_tile + ValueTile::offset(key, at % kChunks), Vector4{0, 0, 0, 0});
-    }
-    sync_cta();
-  }
-
-  // ---- All key blocks
-
-  FLASHTILE_DEVICE void reset() {
-    softmax = Softmax(softmax.scale);
-    FLASHTILE_UNROLL
-    for (int m = 0; m < kTilesM; ++m) {
-      max_logit[m][0] = max_logit[m][1] = -infinity();
-      FLASHTILE_UNROLL
-      for (int v = 0; v < kTilesV; ++v) {
-        FLASHTILE_UNROLL
-        for (int r = 0; r < 4; ++r) acc[m][v][r] = 0.0f;
-      }
+      typename Base::SliceWeights weights;
+      this->template make_weights<kMasked>(weights, scores[slice % 2], ranges, n_block, column);
+      accumulate_values<Config::kElement, kTilesM, Base::kTilesV, kSlice, Config::kHeadDimV,
+                        ValueTile>(acc, weights, value_tile, column, 0);
     }
   }
 
@@ -286,7 +129,7 @@ struct ForwardTile {
   /// Visits all key blocks. `is_careful`: with a following reference everywhere, and no value that
   /// is not seen.
   FLASHTILE_DEVICE void visit_blocks(bool is_careful) {
-    reset();
+    this->reset();
     if (!is_careful) load_queries();
     copy_async_commit();
     int loading = blocks.before(blocks.end);
@@ -311,9 +154,12 @@ struct ForwardTile {
         loading = blocks.before(loading);
       }
       copy_async_commit();
-      if (is_careful) clear_unseen_values(n_block, stage);
-      if (!is_careful && blocks.cover(n_block) == Cover::kFull &&
-          (!kFixedReference || softmax.is_settled())) {
+      if (is_careful) {
+        this->find_seen_keys(n_block);
+        Base::template clear_unseen_values<ValueTile, Config::kHeadDimV>(
+            stage_address(stage) + static_cast<uint32>(kShape.key_bytes()));
+      }
+      if (!is_careful && this->is_plain(n_block)) {
         process_block<false>(n_block, stage);
       } else {
         process_block<true>(n_block, stage);

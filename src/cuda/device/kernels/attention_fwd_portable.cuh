@@ -5,20 +5,36 @@
 #pragma once
 
 #include "cuda/device/forward/forward_finish.cuh"
+#include "cuda/device/forward/forward_tile.cuh"
+#include "cuda/device/forward/forward_wide.cuh"
 
-FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::ForwardTile<Config>::kThreads,
+namespace flashtile::device {
+
+template <class Config, bool kIsWide>
+struct ForwardWorkOf {
+  using Type = ForwardTile<Config>;
+};
+template <class Config>
+struct ForwardWorkOf<Config, true> {
+  using Type = ForwardWide<Config>;
+};
+
+}  // namespace flashtile::device
+
+FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::ForwardBase<Config>::kThreads,
                                          Config::kMinCtas)
     attention_fwd_portable(FLASHTILE_PARAMETER flashtile::device::AttentionParams params,
                            FLASHTILE_PARAMETER Config::Expressions::Params user) {
   using namespace flashtile::device;
-  auto& state = ForwardTile<Config>::state();
+  using Work = typename ForwardWorkOf<Config, (Config::kChunk > 0)>::Type;
+  auto& state = Work::state();
   if (thread_idx() == 0) state.find(params, user, cta_idx());
   sync_cta();
   if (state.is_uncovered(params)) {
     fill_uncovered_rows<Config>(params, state.tile);
   } else if (!state.is_empty()) {
-    ForwardTile<Config> work(params, user);
+    Work work(params, user);
     work.run();
-    ForwardFinish<Config>::run(work);
+    ForwardFinish<Work>::run(work);
   }
 }

@@ -125,10 +125,10 @@ struct FloatWeights {
 };
 
 /// acc += weights . values, as multiply_values of 16-bit elements; kN is at most kFlushColumns.
-template <int kTilesM, int kN, int kCols, class ValuesTile>
-FLASHTILE_DEVICE void multiply_float_values(float (&acc)[kTilesM][kCols / 8][4],
+template <int kTilesM, int kTilesV, int kN, int kCols, class ValuesTile>
+FLASHTILE_DEVICE void multiply_float_values(float (&acc)[kTilesM][kTilesV][4],
                                             const FloatWeights<kTilesM, kN>& weights,
-                                            uint32 values_tile, int first_key) {
+                                            uint32 values_tile, int first_key, int first_tile) {
   const int lane = fresh(lane_idx());
   static_assert(kN <= kFlushColumns, "sums of tensor cores are short");
   const int group = lane / 4;
@@ -154,7 +154,7 @@ FLASHTILE_DEVICE void multiply_float_values(float (&acc)[kTilesM][kCols / 8][4],
     FLASHTILE_UNROLL
     for (int m = 0; m < kTilesM; ++m) {
       FLASHTILE_UNROLL
-      for (int r = 0; r < 4; ++r) acc[m][n][r] += part[m][r];
+      for (int r = 0; r < 4; ++r) acc[m][first_tile + n][r] += part[m][r];
     }
   }
 }

@@ -112,11 +112,12 @@ struct HalfWeights {
   }
 };
 
-/// acc += weights . values, for kN keys from `first_key` on and kCols columns of values.
-template <Element element, int kTilesM, int kN, int kCols, class ValuesTile>
-FLASHTILE_DEVICE void multiply_values(float (&acc)[kTilesM][kCols / 8][4],
+/// acc += weights . values, for kN keys from `first_key` on and kCols columns of values, which are
+/// those of the accumulator from tile `first_tile` on.
+template <Element element, int kTilesM, int kTilesV, int kN, int kCols, class ValuesTile>
+FLASHTILE_DEVICE void multiply_values(float (&acc)[kTilesM][kTilesV][4],
                                       const HalfWeights<element, kTilesM, kN>& weights,
-                                      uint32 values_tile, int first_key) {
+                                      uint32 values_tile, int first_key, int first_tile) {
   const uint32 base = values_tile + HalfLane::rows() + static_cast<uint32>(first_key * 128);
   FLASHTILE_UNROLL
   for (int step = 0; step < kN / 16; ++step) {
@@ -127,8 +128,9 @@ FLASHTILE_DEVICE void multiply_values(float (&acc)[kTilesM][kCols / 8][4],
           b, step_address<ValuesTile::kGroupBytes>(base, n) + static_cast<uint32>(step * 16 * 128));
       FLASHTILE_UNROLL
       for (int m = 0; m < kTilesM; ++m) {
-        mma_16x8x16<element>(acc[m][2 * n], weights.fragments[step][m], b[0], b[1]);
-        mma_16x8x16<element>(acc[m][2 * n + 1], weights.fragments[step][m], b[2], b[3]);
+        const uint32(&a)[4] = weights.fragments[step][m];
+        mma_16x8x16<element>(acc[m][first_tile + 2 * n], a, b[0], b[1]);
+        mma_16x8x16<element>(acc[m][first_tile + 2 * n + 1], a, b[2], b[3]);
       }
     }
   }

@@ -47,14 +47,16 @@ FLASHTILE_DEVICE void accumulate_scores(float (&acc)[kTilesM][kN / 8][4],
   }
 }
 
-template <Element element, int kTilesM, int kN, int kCols, class ValuesTile>
-FLASHTILE_DEVICE void accumulate_values(float (&acc)[kTilesM][kCols / 8][4],
+template <Element element, int kTilesM, int kTilesV, int kN, int kCols, class ValuesTile>
+FLASHTILE_DEVICE void accumulate_values(float (&acc)[kTilesM][kTilesV][4],
                                         const Weights<element, kTilesM, kN>& weights,
-                                        uint32 values_tile, int first_key) {
+                                        uint32 values_tile, int first_key, int first_tile) {
   if constexpr (element == Element::kF32) {
-    multiply_float_values<kTilesM, kN, kCols, ValuesTile>(acc, weights, values_tile, first_key);
+    multiply_float_values<kTilesM, kTilesV, kN, kCols, ValuesTile>(acc, weights, values_tile,
+                                                                   first_key, first_tile);
   } else {
-    multiply_values<element, kTilesM, kN, kCols, ValuesTile>(acc, weights, values_tile, first_key);
+    multiply_values<element, kTilesM, kTilesV, kN, kCols, ValuesTile>(acc, weights, values_tile,
+                                                                      first_key, first_tile);
   }
 }
 

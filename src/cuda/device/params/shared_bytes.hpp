@@ -39,27 +39,44 @@ struct ForwardShape {
   int warps_m = 0;
   int warps_n = 0;  ///< warps that share rows and divide keys
   int num_stages = 0;
+  int chunk = 0;  ///< columns of queries and keys that pass through at a time; 0: whole rows
 
   constexpr int num_threads() const { return 32 * warps_m * warps_n; }
   constexpr int key_bytes() const { return row_tile_bytes(element_bytes, block_n, head_dim); }
   constexpr int value_bytes() const {
     return column_tile_bytes(element_bytes, block_n, head_dim_v);
   }
-  constexpr int stage_bytes() const { return key_bytes() + value_bytes(); }
-  /// Queries; results on their way out take the same place.
-  constexpr int query_bytes() const {
-    const int queries = row_tile_bytes(element_bytes, block_m, head_dim);
-    const int results = swizzled_tile_bytes(block_m, head_dim_v);
-    return element_bytes == 4 || queries > results ? queries : results;
+
+  /// Columns of values that pass through at a time, where queries and keys do so in chunks: about
+  /// as many bytes.
+  constexpr int value_chunk() const { return head_dim_v < 2 * chunk ? head_dim_v : 2 * chunk; }
+  constexpr int stage_bytes() const {
+    if (chunk == 0) return key_bytes() + value_bytes();
+    const int rows = row_tile_bytes(element_bytes, block_m, chunk) +
+                     row_tile_bytes(element_bytes, block_n, chunk);
+    const int values = column_tile_bytes(element_bytes, block_n, value_chunk());
+    return rows > values ? rows : values;
   }
+  /// Results on their way out: in the place of queries, or of the ring.
+  constexpr int result_bytes() const {
+    return element_bytes == 4 ? 0 : swizzled_tile_bytes(block_m, head_dim_v);
+  }
+  constexpr int query_bytes() const {
+    if (chunk > 0) return 0;
+    const int queries = row_tile_bytes(element_bytes, block_m, head_dim);
+    return queries > result_bytes() ? queries : result_bytes();
+  }
+  constexpr int ring_begin() const { return query_bytes(); }
   /// The merging of warps that divide keys takes the place of the stages.
   constexpr int merge_bytes() const { return (warps_n - 1) * block_m * (head_dim_v + 2) * 4; }
   constexpr int ring_bytes() const {
-    const int stages = num_stages * stage_bytes();
-    return stages > merge_bytes() ? stages : (merge_bytes() + 127) / 128 * 128;
+    int bytes = num_stages * stage_bytes();
+    if (bytes < merge_bytes()) bytes = merge_bytes();
+    if (chunk > 0 && bytes < result_bytes()) bytes = result_bytes();
+    return (bytes + 127) / 128 * 128;
   }
   /// What the threads of a CTA know in common, and one flag for each key of a block.
-  constexpr int state_begin() const { return query_bytes() + ring_bytes(); }
+  constexpr int state_begin() const { return ring_begin() + ring_bytes(); }
   constexpr int flags_begin() const { return state_begin() + kStateBytes; }
   constexpr int shared_bytes() const { return flags_begin() + block_n * 4; }
 

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the forward kernels share: the running state of a warp's rows, the way from products to
+// weights, and rows of keys that are read as zero.
+#pragma once
+
+#include "cuda/device/copy/load_tile.cuh"
+#include "cuda/device/forward/forward_state.cuh"
+#include "cuda/device/mma/operands.cuh"
+#include "cuda/device/score/dropout.cuh"
+#include "cuda/device/softmax/online.cuh"
+
+namespace flashtile::device {
+
+template <class ConfigOfKernel>
+struct ForwardBase {
+  using Config = ConfigOfKernel;
+  static constexpr ForwardShape kShape = {element_bytes(Config::kElement),
+                                          Config::kHeadDim,
+                                          Config::kHeadDimV,
+                                          Config::kBlockM,
+                                          Config::kBlockN,
+                                          Config::kWarpsM,
+                                          Config::kWarpsN,
+                                          Config::kNumStages,
+                                          Config::kChunk};
+  static constexpr int kThreads = kShape.num_threads();
+  static constexpr int kTilesM = Config::kBlockM / (16 * Config::kWarpsM);
+  static constexpr int kTilesV = Config::kHeadDimV / 8;
+  static constexpr int kSlice = Config::kSlice;
+  static constexpr int kNumSlices = Config::kBlockN / (kSlice * Config::kWarpsN);
+  /// bf16 and TF32 have float32's exponents.
+  static constexpr bool kFixedReference = Config::kElement != Element::kF16;
+  static constexpr bool kWideLogits = Config::kHasScoreOptions;
+  static_assert(kTilesM * 16 * Config::kWarpsM == Config::kBlockM, "warps share the rows");
+  static_assert(kNumSlices * kSlice * Config::kWarpsN == Config::kBlockN, "slices fill a block");
+
+  using State = ForwardState<Config>;
+  using Rows = QueryRows<Config::kPackHeads>;
+  using Blocks = KeyBlocks<Config::kBlockN>;
+  using Softmax = OnlineSoftmax<Config, kTilesM>;
+  using Scores = float[kTilesM][kSlice / 8][4];
+  using Ranges = RowRanges<Config, kTilesM>;
+  using SliceWeights = Weights<Config::kElement, kTilesM, kSlice>;
+  static_assert(sizeof(State) <= ForwardShape::kStateBytes, "the state fits its place");
+
+  FLASHTILE_DEVICE static State& state() {
+    return *reinterpret_cast<State*>(shared_memory() + kShape.state_begin());
+  }
+
+  const AttentionParams& params;
+  const Sequence& sequence;
+  const Rows& rows;
+  const Blocks& blocks;
+  ScoreRules<Config> rules;
+  int first_warp_row;  ///< of the warp, in the tile
+  int warp_n;          ///< which share of each key block is the warp's
+  uint32 shared;       ///< where shared memory begins
+
+  Softmax softmax;
+  float acc[kTilesM][kTilesV][4];
+  float max_logit[kTilesM][2];
+
+  /// Log2 units of a logit as softmax gets it: logits are natural where an option has changed them,
+  /// else bare products.
+  FLASHTILE_DEVICE static float logit_scale(float softmax_scale) {
+    if constexpr (Config::kHasScoreOptions) return kLog2e;
+    // A scale of 0 would make 0 * -inf of what is hidden.
+    return larger(absolute(softmax_scale), 1e-30f) * kLog2e;
+  }
+
+  FLASHTILE_DEVICE ForwardBase(const AttentionParams& p,
+                               const typename Config::Expressions::Params& user)
+      : params(p),
+        sequence(state().sequence),
+        rows(state().rows),
+        blocks(state().blocks),
+        rules{p, user, state().sequence, state().position},
+        softmax(logit_scale(p.softmax_scale)) {
+    const int warp = warp_idx();
+    first_warp_row = warp % Config::kWarpsM * kTilesM * 16;
+    warp_n = warp / Config::kWarpsM;
+    shared = shared_address(shared_memory());
+  }
+
+  FLASHTILE_DEVICE int first_value_column() const {
+    return state().tile.v_part * Config::kHeadDimV;
+  }
+  /// Columns of values of this part.
+  FLASHTILE_DEVICE int num_value_columns() const {
+    return clamp(params.head_dim_v - first_value_column(), 0, Config::kHeadDimV);
+  }
+
+  FLASHTILE_DEVICE uint32 stage_address(int stage) const {
+    return shared + static_cast<uint32>(kShape.ring_begin() + stage * kShape.stage_bytes());
+  }
+
+  /// Copies a key block's rows of keys or values; those that no query of the tile sees by position
+  /// become zeros.
+  template <class Copy>
+  FLASHTILE_DEVICE void load_rows(const KeyRows<Config::kPaged>& from, int n_block, uint32 tile,
+                                  int first_col, int num_cols, int64 element_stride) const {
+    const int first_key = n_block * Config::kBlockN;
+    const int64 skipped = first_col * element_stride;
+    const auto address = [&](int row) { return from.row(first_key + row) + skipped; };
+    const bool is_whole =
+        first_key >= blocks.key_begin && first_key + Config::kBlockN <= blocks.key_end;
+    if (!is_whole) {
+      Copy::copy_range(tile, num_cols, element_stride, blocks.key_begin - first_key,
+                       blocks.key_end - first_key, address);
+    } else if constexpr (Config::kPaged) {
+      Copy::copy(tile, num_cols, element_stride, address);
+    } else {
+      Copy::copy_strided(tile, num_cols, element_stride, address(Copy::first_row()),
+                         from.row_stride);
+    }
+  }
+
+  // ---- From products to weights
+
+  /// Written so that a NaN stays.
+  FLASHTILE_DEVICE void track_max(const Scores& scores) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kSlice / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          if (!(scores[m][n][r] <= max_logit[m][r / 2])) max_logit[m][r / 2] = scores[m][n][r];
+        }
+      }
+    }
+  }
+
+  FLASHTILE_DEVICE void drop_weights(Scores& weights, int first_key) {
+    for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int row) {
+      const uint32 batch_head =
+          static_cast<uint32>(sequence.batch_idx * params.num_heads + rows.head_of(row));
+      drop<kSlice>(params.dropout, batch_head, static_cast<uint32>(rows.q_idx(row)),
+                   static_cast<uint32>(first_key), static_cast<uint32>(lane_idx() % 4),
+                   [&](int n, int e) -> float& { return weights[m][n][half * 2 + e]; });
+    });
+  }
+
+  /// The weights of one slice of a key block, from its products; the reference and what has been
+  /// summed may move.
+  template <bool kMasked>
+  FLASHTILE_DEVICE void make_weights(SliceWeights& weights, Scores& scores, const Ranges& ranges,
+                                     int n_block, int column) {
+    const int first_key = n_block * Config::kBlockN + column;
+    if constexpr (Config::kHasScoreOptions) {
+      apply_scores<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
+    }
+    if constexpr (kMasked) {
+      apply_masks<Config, kTilesM, kSlice>(scores, rules, rows, ranges, first_warp_row,
+                                           n_block * Config::kBlockN, column);
+    }
+    if constexpr (Config::kWantsMaxLogit) track_max(scores);
+    if constexpr (kMasked || !kFixedReference) {
+      softmax.template follow<kSlice, kTilesV>(scores, acc);
+    }
+    softmax.template weigh<kSlice, kWideLogits>(scores);
+    if constexpr (Config::kHasDropout) drop_weights(scores, first_key);
+    weights.set(scores);
+  }
+
+  /// True where a block may be taken without masks and with references as they are.
+  FLASHTILE_DEVICE bool is_plain(int n_block) const {
+    return blocks.cover(n_block) == Cover::kFull && (!kFixedReference || softmax.is_settled());
+  }
+
+  // ---- Values that must not be met, not even by a weight of 0. Only tiles whose results are not
+  // finite come here.
+
+  FLASHTILE_DEVICE static uint32* seen_flags() {
+    return reinterpret_cast<uint32*>(shared_memory() + kShape.flags_begin());
+  }
+
+  /// Which keys of a block some query of the tile sees. Ends with a barrier.
+  FLASHTILE_DEVICE void find_seen_keys(int n_block) const {
+    uint32* flags = seen_flags();
+    sync_cta();
+    for (int key = thread_idx(); key < Config::kBlockN; key += kThreads) flags[key] = 0;
+    sync_cta();
+    FLASHTILE_NO_UNROLL
+    for (int at = thread_idx(); at < Config::kBlockN * Config::kBlockM; at += kThreads) {
+      const int key = at % Config::kBlockN;
+      const int row = at / Config::kBlockN;
+      if (!rows.is_there(row) || flags[key] != 0) continue;
+      if (rules.is_seen(rows.head_of(row), rows.q_idx(row), n_block * Config::kBlockN + key)) {
+        flags[key] = 1;
+      }
+    }
+    sync_cta();
+  }
+
+  /// Values of keys that are not seen become 0. Ends with a barrier.
+  template <class ValueTile, int kCols>
+  FLASHTILE_DEVICE static void clear_unseen_values(uint32 value_tile) {
+    constexpr int kChunks = kCols / (16 / kShape.element_bytes);
+    const uint32* flags = seen_flags();
+    FLASHTILE_NO_UNROLL
+    for (int at = thread_idx(); at < Config::kBlockN * kChunks; at += kThreads) {
+      const int key = at / kChunks;
+      if (flags[key] != 0) continue;
+      store_shared(value_tile + ValueTile::offset(key, at % kChunks), Vector4{0, 0, 0, 0});
+    }
+    sync_cta();
+  }
+
+  FLASHTILE_DEVICE void reset() {
+    softmax = Softmax(softmax.scale);
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      max_logit[m][0] = max_logit[m][1] = -infinity();
+      FLASHTILE_UNROLL
+      for (int v = 0; v < kTilesV; ++v) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) acc[m][v][r] = 0.0f;
+      }
+    }
+  }
+};
+
+}  // namespace flashtile::device
