@@ -11,6 +11,7 @@
 #include "core/workspace.hpp"
 #include "cpu/cpu_info.hpp"
 #include "cpu/kernels/attention_kernels.hpp"
+#include "cpu/kernels/serving_kernels.hpp"
 #include "cpu/score_programs.hpp"
 #include "ops/attention/implementations.hpp"
 #include "ops/attention/mask.hpp"
@@ -24,6 +25,8 @@ struct IsaEntry {
   std::string_view forward_name;
   std::string_view backward_name;
   const AttentionKernels* kernels;
+  std::string_view merge_name;
+  const ServingKernels* serving;
 };
 
 /// The operands that a problem is computed with: bf16 pairs for bf16 inputs where there are any.

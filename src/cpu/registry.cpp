@@ -3,18 +3,23 @@
 // The CPU backend's implementations: one for each instruction set that this build and this machine
 // have, best first.
 #include <array>
+#include <span>
 #include <sstream>
 
 #include "core/env.hpp"
 #include "cpu/attention_call.hpp"
+#include "cpu/attention_merge.hpp"
 #include "cpu/cpu_info.hpp"
 
 namespace flashtile {
 namespace cpu {
 namespace {
 
-#define FLASHTILE_ENTRY(isa_value, name) \
-  IsaEntry { isa_value, "attention_fwd_" #name, "attention_bwd_" #name, &name::attention_kernels() }
+#define FLASHTILE_ENTRY(isa_value, name)                                                   \
+  IsaEntry {                                                                               \
+    isa_value, "attention_fwd_" #name, "attention_bwd_" #name, &name::attention_kernels(), \
+        "attention_merge_" #name, &name::serving_kernels()                                 \
+  }
 
 /// From worst to best; `attention_kernels` of a set that the build lacks is not named.
 const auto& all_entries() {
@@ -62,6 +67,24 @@ AttentionImplementation implementation(bool is_backward) {
           }};
 }
 
+std::string refuse_merge(const MergeProblem& problem) {
+  if (problem.device.type != DeviceType::kCpu) return "runs on the CPU, tensors are on a device";
+  if (problem.dtype == DType::kF64 || problem.lse_dtype == DType::kF64) {
+    return "computes in float32; f64 is served by the reference";
+  }
+  return {};
+}
+
+template <size_t index>
+MergeImplementation merge_implementation() {
+  return {all_entries()[index].merge_name, refuse_merge,
+          [](const MergeProblem& p) { return plan_attention_merge(all_entries()[index], p); },
+          [](const MergeProblem& p, const MergePlan& plan, const MergeArgs& args,
+             const Context& context) {
+            launch_attention_merge(all_entries()[index], p, plan, args, context);
+          }};
+}
+
 /// True when FLASHTILE_MAX_ISA names a set and `index` lies behind it.
 bool is_beyond_limit(size_t index) {
   const std::string limit = env_max_isa();
@@ -72,25 +95,41 @@ bool is_beyond_limit(size_t index) {
   return false;
 }
 
+constexpr size_t kNumEntries = std::tuple_size_v<std::remove_cvref_t<decltype(all_entries())>>;
+
+/// The entries that this machine can run, best first. `all` is from worst to best.
+template <class Entry>
+std::vector<Entry> available(std::span<const Entry> all) {
+  std::vector<Entry> result;
+  for (size_t n = 0; n < all.size(); ++n) {
+    if (cpu_info().has(all_entries()[n].isa) && !is_beyond_limit(n)) {
+      result.insert(result.begin(), all[n]);
+    }
+  }
+  return result;
+}
+
 template <size_t... index>
 std::vector<AttentionImplementation> list(bool is_backward, std::index_sequence<index...>) {
-  std::vector<AttentionImplementation> result;
-  const auto add = [&](size_t n, const AttentionImplementation& entry) {
-    if (cpu_info().has(all_entries()[n].isa) && !is_beyond_limit(n)) {
-      result.insert(result.begin(), entry);
-    }
-  };
-  (add(index, implementation<index>(is_backward)), ...);
-  return result;
+  const AttentionImplementation all[] = {implementation<index>(is_backward)...};
+  return available<AttentionImplementation>(all);
+}
+
+template <size_t... index>
+std::vector<MergeImplementation> merge_list(std::index_sequence<index...>) {
+  const MergeImplementation all[] = {merge_implementation<index>()...};
+  return available<MergeImplementation>(all);
 }
 
 }  // namespace
 }  // namespace cpu
 
 std::vector<AttentionImplementation> cpu_attention_implementations(bool is_backward) {
-  constexpr size_t kNumEntries =
-      std::tuple_size_v<std::remove_cvref_t<decltype(cpu::all_entries())>>;
-  return cpu::list(is_backward, std::make_index_sequence<kNumEntries>());
+  return cpu::list(is_backward, std::make_index_sequence<cpu::kNumEntries>());
+}
+
+std::vector<MergeImplementation> cpu_merge_implementations() {
+  return cpu::merge_list(std::make_index_sequence<cpu::kNumEntries>());
 }
 
 }  // namespace flashtile

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Joining of partial attention on the CPU: rows are independent, parts are added in their order.
+#include "cpu/attention_merge.hpp"
+
+#include <algorithm>
+
+#include "core/element.hpp"
+#include "core/executor.hpp"
+
+namespace flashtile::cpu {
+namespace {
+
+/// Elements that a task reads: enough to be worth a task.
+constexpr int64_t kTaskElements = 1 << 15;
+
+}  // namespace
+
+MergePlan plan_attention_merge(const IsaEntry& isa, const MergeProblem& problem) {
+  const int64_t row_elements = std::max<int64_t>(1, problem.num_parts * problem.head_dim_v);
+  return {isa.merge_name, std::max<int64_t>(1, kTaskElements / row_elements)};
+}
+
+void launch_attention_merge(const IsaEntry& isa, const MergeProblem& problem, const MergePlan& plan,
+                            const MergeArgs& args, const Context& context) {
+  const int64_t num_tasks = ceil_div(problem.num_rows(), plan.rows_a_task);
+  const auto num_parts = static_cast<size_t>(problem.num_parts);
+  parallel_for(context, num_tasks, [&](int64_t task, int) {
+    MergeWeights weights;
+    std::vector<const void*> parts(num_parts);
+    std::vector<float> factors(num_parts);
+    const int64_t end = std::min((task + 1) * plan.rows_a_task, problem.num_rows());
+    for (int64_t index = task * plan.rows_a_task; index < end; ++index) {
+      const MergeRow row = merge_row(problem, args, index);
+      weights.compute(row, problem.num_parts, problem.lse_dtype);
+      for (size_t p = 0; p < num_parts; ++p) {
+        const char* part = row.part + static_cast<int64_t>(p) * row.part_step;
+        parts[p] = weights.is_read[p] != 0 ? part : nullptr;
+        factors[p] = static_cast<float>(weights.weights[p]);
+      }
+      isa.serving->merge_row({parts.data(), factors.data(), problem.num_parts, problem.head_dim_v,
+                              problem.dtype, row.part_stride / dtype_bytes(problem.dtype), row.out,
+                              args.out.dtype, row.out_stride / dtype_bytes(args.out.dtype)});
+      if (row.lse != nullptr) store_float(row.lse, args.lse.dtype, weights.lse);
+    }
+  });
+}
+
+}  // namespace flashtile::cpu
