@@ -9,6 +9,7 @@
 #include "core/element.hpp"
 #include "core/executor.hpp"
 #include "cpu/attention_call.hpp"
+#include "cpu/attention_decode.hpp"
 #include "ops/attention/finish.hpp"
 
 namespace flashtile::cpu {
@@ -253,6 +254,7 @@ void ForwardLaunch::attend_wave() {
 }  // namespace
 
 AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem) {
+  if (takes_decode(problem)) return plan_attention_decode(isa, problem);
   const OperandKernels& kernels = operands_of(*isa.kernels, problem.dtype);
   AttentionPlan plan;
   plan.implementation = isa.forward_name;
@@ -272,6 +274,10 @@ AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& pr
 void launch_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem,
                           const AttentionPlan& plan, const AttentionArgs& args,
                           const Context& context) {
+  if (plan.is_decode) {
+    launch_attention_decode(isa, problem, plan, args, context);
+    return;
+  }
   ForwardLaunch(isa, problem, plan, args, context).run();
 }
 

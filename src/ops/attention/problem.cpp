@@ -330,9 +330,10 @@ std::string to_string(const AttentionPlan& plan) {
   std::ostringstream text;
   text << plan.implementation;
   if (plan.block_m > 0) {
-    text << ": block_m " << plan.block_m << ", block_n " << plan.block_n << ", splits "
-         << plan.num_splits << ", tasks " << plan.num_tasks << ", workspace "
-         << plan.workspace_bytes << " + " << plan.worker_bytes << " bytes a worker";
+    text << (plan.is_decode ? ": decode, block_m " : ": block_m ") << plan.block_m << ", block_n "
+         << plan.block_n << ", splits " << plan.num_splits << ", tasks " << plan.num_tasks
+         << ", workspace " << plan.workspace_bytes << " + " << plan.worker_bytes
+         << " bytes a worker";
   }
   for (const KernelChoice& kernel : plan.kernels) text << "\n  " << to_string(kernel);
   return text.str();

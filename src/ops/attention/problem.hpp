@@ -109,6 +109,7 @@ struct AttentionPlan {
   std::string_view implementation;
   int64_t block_m = 0;
   int64_t block_n = 0;
+  bool is_decode = false;  ///< few queries; keys are read where they lie
   int64_t num_splits = 1;  ///< parts of the keys that are worked on independently
   int64_t num_tasks = 0;
   int64_t workspace_bytes = 0;        ///< fixed part

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decoding on the CPU: few queries, many keys, each of which is read once, where it lies.
+//
+// The keys of a sequence are cut into splits of kSplitKeys. A task works on one split for some kv
+// heads, tile by tile: where heads lie side by side in memory, a tile of all of them is one stretch
+// of it, which is read in order. Sums of a split stay undivided; a second pass joins them in order.
+// A split always begins at a multiple of kSplitKeys of its own sequence, so what a sequence gives
+// depends on nothing else: not on the batch, pages, threads, nor on which heads share a task.
+#include "cpu/attention_decode.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "core/element.hpp"
+#include "core/executor.hpp"
+#include "ops/attention/finish.hpp"
+
+namespace flashtile::cpu {
+namespace {
+
+constexpr int64_t kSplitKeys = 512;
+constexpr int64_t kMaxQueries = 16;
+constexpr int64_t kMaxRows = 16;                    ///< of a group; with more, packing pays
+constexpr int64_t kTileBytes = int64_t{256} << 10;  ///< two tiles stay in L2
+constexpr int64_t kTaskRows = 64;  ///< of all heads of a task: their scores stay in L1
+
+int64_t rows_of_group(const AttentionProblem& problem) {
+  return problem.group_size() * problem.max_seqlen_q;
+}
+
+/// Bytes of a group's sums over one split.
+int64_t part_bytes(const IsaEntry& isa, const AttentionProblem& problem) {
+  const int64_t rows = rows_of_group(problem);
+  WorkspaceCursor cursor;
+  cursor.take<float>(rows * isa.serving->decode_ld(problem.head_dim_v));
+  cursor.take<float>(rows);
+  cursor.take<float>(rows);
+  return cursor.used();
+}
+
+/// True where the elements of a row of k or v do not lie next to each other. Then a task copies
+/// them tile by tile.
+bool is_scattered(const AttentionProblem& problem) {
+  const auto is_contiguous = [](const TensorLayout& layout) {
+    const auto last = static_cast<size_t>(layout.ndim - 1);
+    return layout.strides[last] == 1 || layout.shape[last] == 1;
+  };
+  return !is_contiguous(problem.k) || !is_contiguous(problem.v);
+}
+
+/// Bytes of a worker: scratch of a tile, and queries of the heads of a task.
+int64_t worker_bytes(const IsaEntry& isa, const AttentionProblem& problem, int64_t num_heads_kv) {
+  const int64_t rows = rows_of_group(problem);
+  WorkspaceCursor cursor;
+  cursor.take<char>(isa.serving->decode_scratch_bytes(num_heads_kv * rows, problem.head_dim_v));
+  cursor.take<float>(num_heads_kv * rows * isa.serving->decode_ld(problem.head_dim));
+  if (is_scattered(problem)) {
+    cursor.take<char>(2 * kDecodeKeys * (problem.head_dim + problem.head_dim_v) *
+                      dtype_bytes(problem.dtype));
+  }
+  return cursor.used();
+}
+
+/// Distance of neighbouring heads of k or v, in bytes.
+int64_t head_stride(const TensorView& tensor) {
+  return tensor.strides[static_cast<size_t>(tensor.ndim - 2)] * dtype_bytes(tensor.dtype);
+}
+
+/// kv heads of a task at most: as many as a tile has room for, where heads lie side by side.
+int64_t max_task_heads(const AttentionProblem& problem) {
+  // Distance of neighbours in a dimension counted from the last.
+  const auto stride = [](const TensorLayout& layout, int from_last) {
+    return std::abs(layout.strides[static_cast<size_t>(layout.ndim - from_last)]);
+  };
+  if (stride(problem.k, 2) > stride(problem.k, 3) || is_scattered(problem)) return 1;
+  const int64_t head_bytes =
+      kDecodeKeys * (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.dtype);
+  const int64_t by_rows = kTaskRows / std::max<int64_t>(1, rows_of_group(problem));
+  return std::clamp<int64_t>(std::min(kTileBytes / head_bytes, by_rows), 1, problem.num_heads_kv);
+}
+
+class DecodeLaunch {
+ public:
+  DecodeLaunch(const IsaEntry& isa, const AttentionProblem& problem, const AttentionPlan& plan,
+               const AttentionArgs& args, const Context& context)
+      : isa_(isa),
+        kernels_(*isa.serving),
+        problem_(problem),
+        args_(args),
+        context_(context),
+        call_(problem, args),
+        part_bytes_(part_bytes(isa, problem)),
+        q_ld_(kernels_.decode_ld(problem.head_dim)),
+        out_ld_(kernels_.decode_ld(problem.head_dim_v)),
+        num_workers_(num_workers_of(context)),
+        worker_bytes_(plan.worker_bytes),
+        has_own_rules_(problem.has_alibi || problem.has_block_list || problem.dropout.is_on ||
+                       bool(args.bias)),
+        workspace_("attention_fwd", context,
+                   plan.workspace_bytes + num_workers_ * plan.worker_bytes) {}
+
+  void run();
+
+ private:
+  /// One split of one sequence for kv heads [head_begin, head_end).
+  struct Task {
+    const Sequence* sequence;
+    int64_t split;
+    int64_t head_begin, head_end;
+  };
+  /// The rules of the heads of a task: one for all, or one each.
+  struct TaskRules {
+    std::vector<HeadMask> masks;
+    std::vector<std::unique_ptr<HeadRules>> rules;
+  };
+  /// Rows of the keys of a tile for the first kv head of a task.
+  struct TileRows {
+    std::array<const char*, kDecodeKeys> k, v;
+    int64_t num_keys = 0;
+  };
+
+  int64_t num_splits(const Sequence& sequence) const {
+    return ceil_div(sequence.seqlen_k, kSplitKeys);
+  }
+  DecodeState part(const Sequence& sequence, int64_t head_kv, int64_t split) const;
+  void make_tasks();
+  void attend(const Task& task, char* memory) const;
+  void make_rules(const Task& task, TaskRules* rules) const;
+  void find_rows(const Task& task, int64_t k_begin, int64_t k_end, char* copies,
+                 TileRows* rows) const;
+  bool cover_tile(TaskRules& rules, const Task& task, int64_t k_begin, int64_t k_end,
+                  std::vector<TileCover>* cover, std::vector<DecodeHead>* heads) const;
+  void finish(const Pair& pair, float* max_logit) const;
+
+  const IsaEntry& isa_;
+  const ServingKernels& kernels_;
+  const AttentionProblem& problem_;
+  const AttentionArgs& args_;
+  const Context& context_;
+  AttentionCall call_;
+  int64_t part_bytes_, q_ld_, out_ld_, num_workers_, worker_bytes_;
+  bool has_own_rules_;  ///< heads differ in their rules
+  Workspace workspace_;
+  char* parts_ = nullptr;
+  std::vector<Task> tasks_;
+};
+
+DecodeState DecodeLaunch::part(const Sequence& sequence, int64_t head_kv, int64_t split) const {
+  const int64_t max_splits = ceil_div(problem_.max_seqlen_k, kSplitKeys);
+  const int64_t index = (sequence.batch_idx * problem_.num_heads_kv + head_kv) * max_splits + split;
+  const int64_t rows = rows_of_group(problem_);
+  WorkspaceCursor cursor(parts_ + index * part_bytes_);
+  auto* out = cursor.take<float>(rows * out_ld_);
+  auto* row_max = cursor.take<float>(rows);
+  return {out, row_max, cursor.take<float>(rows)};
+}
+
+void DecodeLaunch::make_tasks() {
+  int64_t num_splits_in_all = 0;
+  for (const Sequence& sequence : call_.sequences()) num_splits_in_all += num_splits(sequence);
+  // Which heads share a task changes no bits, so that it may depend on the workers.
+  int64_t heads = max_task_heads(problem_);
+  while (heads > 1 &&
+         num_splits_in_all * ceil_div(problem_.num_heads_kv, heads) < 4 * num_workers_) {
+    heads = ceil_div(heads, 2);
+  }
+  for (const Sequence& sequence : call_.sequences()) {
+    if (sequence.seqlen_q == 0) continue;
+    for (int64_t split = 0; split < num_splits(sequence); ++split) {
+      for (int64_t head = 0; head < problem_.num_heads_kv; head += heads) {
+        tasks_.push_back({&sequence, split, head, std::min(head + heads, problem_.num_heads_kv)});
+      }
+    }
+  }
+}
+
+void DecodeLaunch::make_rules(const Task& task, TaskRules* rules) const {
+  const int64_t group = problem_.group_size();
+  const int64_t count = has_own_rules_ ? (task.head_end - task.head_begin) * group : 1;
+  rules->masks.reserve(static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t head = task.head_begin * group + i;
+    rules->masks.emplace_back(call_.mask(), *task.sequence, head);
+    rules->rules.push_back(
+        std::make_unique<HeadRules>(call_, *task.sequence, head, rules->masks.back()));
+  }
+}
+
+void DecodeLaunch::find_rows(const Task& task, int64_t k_begin, int64_t k_end, char* copies,
+                             TileRows* rows) const {
+  const KeyRows k = key_rows(args_.k, args_, *task.sequence, task.head_begin);
+  const KeyRows v = key_rows(args_.v, args_, *task.sequence, task.head_begin);
+  rows->num_keys = std::max<int64_t>(0, k_end - k_begin);
+  for (int64_t j = 0; j < rows->num_keys; ++j) {
+    rows->k[static_cast<size_t>(j)] = k.row(k_begin + j);
+    rows->v[static_cast<size_t>(j)] = v.row(k_begin + j);
+  }
+  if (copies == nullptr) return;
+  const auto bytes = static_cast<size_t>(dtype_bytes(problem_.dtype));
+  const auto copy = [&](const char** row, int64_t stride, int64_t dim) {
+    for (int64_t d = 0; d < dim; ++d) {
+      std::memcpy(copies + static_cast<size_t>(d) * bytes, *row + d * stride, bytes);
+    }
+    *row = copies;
+    copies += static_cast<size_t>(dim) * bytes;
+  };
+  for (size_t j = 0; j < static_cast<size_t>(rows->num_keys); ++j) {
+    copy(&rows->k[j], k.element_stride, problem_.head_dim);
+    copy(&rows->v[j], v.element_stride, problem_.head_dim_v);
+  }
+}
+
+/// What heads see of a tile; false when none sees anything.
+bool DecodeLaunch::cover_tile(TaskRules& rules, const Task& task, int64_t k_begin, int64_t k_end,
+                              std::vector<TileCover>* cover, std::vector<DecodeHead>* heads) const {
+  const auto group = static_cast<size_t>(problem_.group_size());
+  bool is_seen = false;
+  for (DecodeHead& head : *heads) head.is_seen = false;
+  TileCover covered = TileCover::kNone;
+  for (size_t i = 0; i < cover->size(); ++i) {
+    if (i < rules.masks.size()) {
+      const HeadMask::Cover seen = rules.masks[i].cover(0, task.sequence->seqlen_q, k_begin, k_end);
+      covered = seen == HeadMask::Cover::kNone   ? TileCover::kNone
+                : seen == HeadMask::Cover::kPart ? TileCover::kPart
+                                                 : TileCover::kFull;
+    }
+    (*cover)[i] = covered;
+    if (covered == TileCover::kNone) continue;
+    (*heads)[i / group].is_seen = true;
+    is_seen = true;
+  }
+  return is_seen;
+}
+
+void DecodeLaunch::attend(const Task& task, char* memory) const {
+  const Sequence& sequence = *task.sequence;
+  const int64_t group = problem_.group_size();
+  const int64_t rows = group * sequence.seqlen_q;
+  const int64_t heads = task.head_end - task.head_begin;
+  WorkspaceCursor cursor(memory);
+  char* scratch = cursor.take<char>(
+      kernels_.decode_scratch_bytes(heads * rows_of_group(problem_), problem_.head_dim_v));
+  auto* q = cursor.take<float>(heads * rows * q_ld_);
+  std::vector<const void*> addresses;
+  for (int64_t h = task.head_begin * group; h < task.head_end * group; ++h) {
+    const Rows queries = query_rows(args_.q, sequence, h);
+    for (int64_t i = 0; i < sequence.seqlen_q; ++i) addresses.push_back(queries.row(i));
+  }
+  const Rows queries = query_rows(args_.q, sequence, 0);
+  kernels_.decode_queries({addresses.data(), problem_.dtype,
+                           element_stride(queries, problem_.dtype), heads * rows, problem_.head_dim,
+                           problem_.head_dim_v, q, q_ld_});
+  TaskRules rules;
+  make_rules(task, &rules);
+  std::vector<TileCover> cover(static_cast<size_t>(heads * group));
+  std::vector<const ScoreRules*> head_rules;
+  for (int64_t i = 0; i < heads * group; ++i) {
+    head_rules.push_back(rules.rules[static_cast<size_t>(has_own_rules_ ? i : 0)]->get());
+  }
+  std::vector<DecodeHead> tile_heads(static_cast<size_t>(heads));
+  for (int64_t n = 0; n < heads; ++n) {
+    tile_heads[static_cast<size_t>(n)] = {false,
+                                          true,
+                                          q + n * rows * q_ld_,
+                                          &head_rules[static_cast<size_t>(n * group)],
+                                          &cover[static_cast<size_t>(n * group)],
+                                          part(sequence, task.head_begin + n, task.split)};
+  }
+  const int64_t begin = task.split * kSplitKeys;
+  const int64_t end = std::min(begin + kSplitKeys, sequence.seqlen_k);
+  TileRows now, next;
+  const int64_t copy_bytes =
+      kDecodeKeys * (problem_.head_dim + problem_.head_dim_v) * dtype_bytes(problem_.dtype);
+  char* copies = is_scattered(problem_) ? cursor.take<char>(2 * copy_bytes) : nullptr;
+  const auto copies_of = [&](int64_t k_begin) {
+    return copies == nullptr ? nullptr : copies + k_begin / kDecodeKeys % 2 * copy_bytes;
+  };
+  find_rows(task, begin, std::min(begin + kDecodeKeys, end), copies_of(begin), &next);
+  for (int64_t k_begin = begin; k_begin < end; k_begin += kDecodeKeys) {
+    now = next;
+    const int64_t k_end = k_begin + now.num_keys;
+    find_rows(task, k_end, std::min(k_end + kDecodeKeys, end), copies_of(k_begin + kDecodeKeys),
+              &next);
+    if (!cover_tile(rules, task, k_begin, k_end, &cover, &tile_heads)) continue;
+    kernels_.decode_tile({now.k.data(), now.v.data(), next.k.data(), next.num_keys,
+                          head_stride(args_.k), head_stride(args_.v), problem_.dtype, k_begin,
+                          now.num_keys, problem_.head_dim, problem_.head_dim_v, q_ld_, out_ld_,
+                          sequence.seqlen_q, group, tile_heads.data(), heads, scratch});
+    for (DecodeHead& head : tile_heads) head.is_first = head.is_first && !head.is_seen;
+  }
+  for (int64_t n = 0; n < heads; ++n) {
+    if (!tile_heads[static_cast<size_t>(n)].is_first) continue;
+    const DecodeState& state = tile_heads[static_cast<size_t>(n)].state;
+    std::fill_n(state.row_max, rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(state.row_sum, rows, 0.0f);
+  }
+}
+
+void DecodeLaunch::finish(const Pair& pair, float* max_logit) const {
+  const Sequence& sequence = *pair.sequence;
+  const int64_t group = problem_.group_size();
+  const auto rows = static_cast<size_t>(group * sequence.seqlen_q);
+  if (rows == 0) return;
+  std::vector<DecodeState> parts;
+  for (int64_t split = 0; split < num_splits(sequence); ++split) {
+    parts.push_back(part(sequence, pair.head_kv, split));
+  }
+  std::vector<void*> out_rows;
+  std::vector<float> sinks, lse(rows), highest(rows);
+  for (int64_t g = 0; g < group; ++g) {
+    const int64_t head = call_.head_of(pair, g);
+    const Rows out = query_rows(args_.out, sequence, head);
+    for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
+      out_rows.push_back(out.row(i));
+      if (problem_.has_sink) sinks.push_back(element<float>(args_.sink, {head}));
+    }
+  }
+  const bool is_plain = !problem_.softcap && !args_.bias && !problem_.has_alibi;
+  const Rows out = query_rows(args_.out, sequence, 0);
+  kernels_.decode_finish(
+      {parts.data(), static_cast<int64_t>(parts.size()), problem_.dtype, static_cast<int64_t>(rows),
+       problem_.head_dim, problem_.head_dim_v, out_ld_, is_plain ? 0.69314718055994531f : 1.0f,
+       problem_.dropout.is_on ? static_cast<float>(problem_.dropout.gain) : 1.0f,
+       problem_.has_sink ? sinks.data() : nullptr, out_rows.data(), args_.out.dtype,
+       element_stride(out, args_.out.dtype), lse.data(), highest.data()});
+  for (int64_t g = 0; g < group; ++g) {
+    const Rows lse_out = lse_rows(args_.lse, sequence, call_.head_of(pair, g));
+    for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
+      const auto row = static_cast<size_t>(g * sequence.seqlen_q + i);
+      if (lse_out.data != nullptr) lse_out.element<float>(i) = lse[row];
+      max_logit[g] = std::max(max_logit[g], highest[row]);
+    }
+  }
+}
+
+void DecodeLaunch::run() {
+  fill_debug_outputs(problem_, args_, call_.sequences());
+  fill_uncovered_rows(problem_, args_);
+  WorkspaceCursor cursor(workspace_.data());
+  char* memory = cursor.take<char>(num_workers_ * worker_bytes_);
+  parts_ = memory + cursor.used();
+  make_tasks();
+  parallel_for(context_, static_cast<int64_t>(tasks_.size()), [&](int64_t task, int worker) {
+    attend(tasks_[static_cast<size_t>(task)], memory + worker * worker_bytes_);
+  });
+  const std::vector<Pair>& pairs = call_.pairs();
+  const int64_t group = problem_.group_size();
+  std::vector<float> max_logit(pairs.size() * static_cast<size_t>(group),
+                               -std::numeric_limits<float>::infinity());
+  parallel_for(context_, static_cast<int64_t>(pairs.size()), [&](int64_t n, int) {
+    finish(pairs[static_cast<size_t>(n)], &max_logit[static_cast<size_t>(n * group)]);
+  });
+  if (!args_.max_logit) return;
+  for (int64_t h = 0; h < problem_.num_heads; ++h) {
+    float highest = -std::numeric_limits<float>::infinity();
+    for (size_t at = static_cast<size_t>(h); at < max_logit.size();
+         at += static_cast<size_t>(problem_.num_heads)) {
+      highest = std::max(highest, max_logit[at]);
+    }
+    *reinterpret_cast<float*>(args_.max_logit.at({h})) = highest;
+  }
+}
+
+}  // namespace
+
+bool takes_decode(const AttentionProblem& problem) {
+  return problem.max_seqlen_q <= kMaxQueries && rows_of_group(problem) <= kMaxRows &&
+         problem.user_score.empty() && problem.user_mask.empty() && !problem.wants_weights;
+}
+
+AttentionPlan plan_attention_decode(const IsaEntry& isa, const AttentionProblem& problem) {
+  AttentionPlan plan;
+  plan.implementation = isa.forward_name;
+  plan.is_decode = true;
+  plan.block_m = rows_of_group(problem);
+  plan.block_n = kDecodeKeys;
+  plan.num_splits = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, kSplitKeys));
+  const int64_t task_heads = max_task_heads(problem);
+  plan.num_tasks =
+      problem.batch_size * plan.num_splits * ceil_div(problem.num_heads_kv, task_heads);
+  plan.workspace_bytes = problem.batch_size * problem.num_heads_kv *
+                         ceil_div(problem.max_seqlen_k, kSplitKeys) * part_bytes(isa, problem);
+  plan.worker_bytes = worker_bytes(isa, problem, task_heads);
+  return plan;
+}
+
+void launch_attention_decode(const IsaEntry& isa, const AttentionProblem& problem,
+                             const AttentionPlan& plan, const AttentionArgs& args,
+                             const Context& context) {
+  DecodeLaunch(isa, problem, plan, args, context).run();
+}
+
+}  // namespace flashtile::cpu
