@@ -200,6 +200,22 @@ TEST(AttentionDecodeValues, NanBehindTheWindowIsNotRead) {
   }
 }
 
+TEST(AttentionDecodeValues, NanBehindABiasOfMinusInfinityIsNotRead) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Cache cache = make_cache(dtype, 1, 2);
+    const Tensor bias = Tensor::filled(DType::kF32, {1, 1, 1, kLength}, 0);
+    bias.set({0, 0, 0, 1000}, -kInf);
+    Inputs inputs = cache.inputs();
+    inputs.options.bias = bias;
+    for (const std::string& kernel : all_kernels()) {
+      cache.v.set({0, 1000, 0, 3}, 1);
+      const Results expected = run(inputs, kernel);
+      cache.v.set({0, 1000, 0, 3}, kNan);
+      EXPECT_EQ(differing(run(inputs, kernel), expected), "") << kernel;
+    }
+  }
+}
+
 /// Tokens appended one by one give what one prefill of all of them gives.
 TEST(AttentionDecodeValues, TokenByTokenIsOnePrefill) {
   constexpr int64_t kTokens = 70;

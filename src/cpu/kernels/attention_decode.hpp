@@ -336,11 +336,12 @@ void decode_values(const DecodeTile& tile, Fetcher fetcher, const uint8_t* is_do
   }
 }
 
-/// S of one head to P. False when it sees a part of the tile only; then `is_seen` is set by key.
+/// S of one head to P. False when it may see a part of the tile only (a bias of -inf hides keys as
+/// well); then `is_seen` is set by key.
 template <class Keys>
 bool decode_weights(const DecodeTile& tile, const DecodeHead& head, float* s, uint8_t* is_seen) {
   const int64_t num_rows = tile.seqlen_q * tile.group_size;
-  bool is_full = true;
+  bool is_full = head.rules[0]->bias == nullptr;
   for (int64_t g = 0; g < tile.group_size; ++g) {
     is_full = is_full && head.cover[g] == TileCover::kFull;
   }
