@@ -6,7 +6,6 @@
 // interleaved and meet a pair of weights, rounded to bf16. That leaves O in another order of
 // columns, which `restore_columns` puts right at the end.
 
-#include "cpu/kernels/fetcher.hpp"
 #include "cpu/simd/simd.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
@@ -23,7 +22,7 @@ FLASHTILE_INLINE Vu load_pairs(const char* row) {
 template <int kRows>
 FLASHTILE_INLINE void score_pairs(const char* const* k_rows, int64_t offset, const char* q,
                                   int64_t q_bytes, int64_t dim, float alpha, float* s, int64_t s_ld,
-                                  Fetcher* fetcher) {
+                                  const char* const* ahead) {
   Vf sum[static_cast<size_t>(kRows)];
   FLASHTILE_UNROLL
   for (int r = 0; r < kRows; ++r) sum[r] = zero();
@@ -31,7 +30,7 @@ FLASHTILE_INLINE void score_pairs(const char* const* k_rows, int64_t offset, con
     Vu x[16];
     FLASHTILE_UNROLL
     for (int u = 0; u < 16; ++u) {
-      if (fetcher != nullptr) fetcher->next();
+      if (ahead != nullptr) __builtin_prefetch(ahead[u] + at, 0, 2);
       x[u] = load_pairs(k_rows[u] + offset + at);
     }
     transpose(x);
@@ -48,10 +47,12 @@ FLASHTILE_INLINE void score_pairs(const char* const* k_rows, int64_t offset, con
   for (int r = 0; r < kRows; ++r) store(s + r * s_ld, sum[r] * broadcast(alpha));
 }
 
-/// O += P V for 16 keys, kRows rows and kBlocks * 32 columns; p has rows of p_ld pairs.
+/// O += P V for 16 keys, kRows rows and kBlocks * 32 columns from byte `column` of a row on; p has
+/// rows of p_ld pairs.
 template <int kRows, int kBlocks>
-FLASHTILE_INLINE void add_pairs(const char* const* v_rows, int64_t offset, const uint32_t* p,
-                                int64_t p_ld, float* out, int64_t out_ld, Fetcher* fetcher) {
+FLASHTILE_INLINE void add_pairs(const char* const* v_rows, int64_t offset, int64_t column,
+                                const uint32_t* p, int64_t p_ld, float* out, int64_t out_ld,
+                                const char* const* ahead) {
   Vf sum[static_cast<size_t>(kRows)][static_cast<size_t>(2 * kBlocks)];
   FLASHTILE_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -60,13 +61,13 @@ FLASHTILE_INLINE void add_pairs(const char* const* v_rows, int64_t offset, const
   }
   FLASHTILE_UNROLL
   for (int u = 0; u < 8; ++u) {
-    const char* first = v_rows[2 * u] + offset;
-    const char* second = v_rows[2 * u + 1] + offset;
+    const char* first = v_rows[2 * u] + offset + column;
+    const char* second = v_rows[2 * u + 1] + offset + column;
     FLASHTILE_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
-      if (fetcher != nullptr) {
-        fetcher->next();
-        fetcher->next();
+      if (ahead != nullptr) {
+        __builtin_prefetch(ahead[2 * u] + column + b * 64, 0, 2);
+        __builtin_prefetch(ahead[2 * u + 1] + column + b * 64, 0, 2);
       }
       const __m512i x = load_pairs(first + b * 64).v;
       const __m512i y = load_pairs(second + b * 64).v;
