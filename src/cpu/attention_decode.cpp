@@ -87,8 +87,7 @@ class DecodeLaunch {
  public:
   DecodeLaunch(const IsaEntry& isa, const AttentionProblem& problem, const AttentionPlan& plan,
                const AttentionArgs& args, const Context& context)
-      : isa_(isa),
-        kernels_(*isa.serving),
+      : kernels_(*isa.serving),
         problem_(problem),
         args_(args),
         context_(context),
@@ -136,7 +135,6 @@ class DecodeLaunch {
                   std::vector<TileCover>* cover, std::vector<DecodeHead>* heads) const;
   void finish(const Pair& pair, float* max_logit) const;
 
-  const IsaEntry& isa_;
   const ServingKernels& kernels_;
   const AttentionProblem& problem_;
   const AttentionArgs& args_;
