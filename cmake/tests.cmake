@@ -153,6 +153,15 @@ if(Python3_FOUND AND NOT CMAKE_CROSSCOMPILING)
       ENVIRONMENT "FLASHTILE_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=1")
   endforeach()
 
+  # All golden files on an emulated GPU, for several architectures.
+  if(NOT FLASHTILE_SANITIZE)
+    add_test(NAME cuda.emulated_golden
+             COMMAND Python3::Interpreter ${tests_dir}/cuda/emulated_test.py --golden
+             WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+    set_tests_properties(cuda.emulated_golden PROPERTIES LABELS "full;cuda" TIMEOUT 3600 ENVIRONMENT
+                         "FLASHTILE_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=1")
+  endif()
+
   # Sanitizers add shared symbols of their own.
   if(NOT FLASHTILE_SANITIZE)
     add_test(NAME symbols

@@ -45,8 +45,9 @@ ForwardTiling half_tiling(const AttentionProblem& problem, int64_t rows) {
   if (rows <= 64) return tiling_of(problem, 64, 64, 4, 1, 2, widest <= 128 ? 2 : 1);
   if (widest <= 64) return tiling_of(problem, 128, 64, 4, 1, 2, 2);
   if (widest <= 128) {
-    // Only the newest compilers' targets have the registers for 64 keys at a time.
-    const int block_n = problem.gpu->compute_capability == 90 ? 64 : 32;
+    // Where 64 keys at a time do not spill.
+    const bool has_room = problem.gpu->compute_capability == 90 && problem.dtype == DType::kBF16;
+    const int block_n = has_room ? 64 : 32;
     return tiling_of(problem, 128, block_n, 4, 1, 2, 2);
   }
   return tiling_of(problem, 128, 64, 8, 1, 2, 1);
@@ -77,19 +78,22 @@ ForwardTiling first_choice(const AttentionProblem& problem, int64_t rows) {
   return problem.dtype == DType::kF32 ? float_tiling(problem) : half_tiling(problem, rows);
 }
 
-}  // namespace
+bool fits(const AttentionProblem& problem, const ForwardTiling& tiling) {
+  return tiling.shape.shared_bytes() <= problem.gpu->shared_bytes_per_cta;
+}
 
-ForwardTiling choose_forward_tiling(const AttentionProblem& problem, bool may_pack) {
-  const int64_t rows = problem.max_seqlen_q * (may_pack ? problem.group_size() : 1);
-  ForwardTiling tiling = first_choice(problem, rows);
-  // Smaller key blocks, then fewer rows, until it fits.
+/// Smaller key blocks, fewer stages, fewer warps, until it fits; as it is where that does not help.
+ForwardTiling fitted(const AttentionProblem& problem, ForwardTiling tiling) {
   device::ForwardShape& shape = tiling.shape;
-  const int least_n = (problem.dropout.is_on ? 32 : 16) * shape.warps_n;
-  while (shape.shared_bytes() > problem.gpu->shared_bytes_per_cta) {
-    if (shape.block_n > least_n) {
+  const int least_keys = problem.dropout.is_on ? 32 : 16;  // of a warp
+  while (!fits(problem, tiling)) {
+    if (shape.block_n > least_keys * shape.warps_n) {
       shape.block_n /= 2;
     } else if (shape.num_stages > 2) {
       --shape.num_stages;
+    } else if (shape.warps_n > 1) {
+      shape.warps_n /= 2;
+      shape.block_n /= 2;
     } else if (shape.warps_m > 1) {
       shape.block_m /= 2;
       shape.warps_m /= 2;
@@ -99,6 +103,15 @@ ForwardTiling choose_forward_tiling(const AttentionProblem& problem, bool may_pa
     tiling.slice = std::min(tiling.slice, shape.block_n / shape.warps_n);
   }
   return tiling;
+}
+
+}  // namespace
+
+ForwardTiling choose_forward_tiling(const AttentionProblem& problem, bool may_pack) {
+  const int64_t rows = problem.max_seqlen_q * (may_pack ? problem.group_size() : 1);
+  const ForwardTiling tiling = fitted(problem, first_choice(problem, rows));
+  if (fits(problem, tiling)) return tiling;
+  return fitted(problem, wide_tiling(problem, rows));
 }
 
 }  // namespace flashtile::cuda

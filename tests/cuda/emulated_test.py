@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU kernels, run on an emulated GPU (emulator/machine.hpp) through the whole library: driver
+table, compiler, cache, launches, command line. Needs NVRTC (any machine can have it) and g++.
+
+    tests/cuda/emulated_test.py                      problems of many options, under a minute
+    tests/cuda/emulated_test.py --golden [ARCH ...]  all golden files, on the plans of these targets
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("FLASHTILE_BUILD_DIR", ROOT / "build" / "release"))
+CLI = BUILD / "flashtile"
+
+# Each is another way through the kernels: tile shapes, copies, masks, splits, the second attempt.
+PROBLEMS = {
+    "80": [
+        "attention_fwd:b1:hq2:sq70:sk130:d64:causal:bf16",
+        "attention_fwd:b1:hq2:hkv1:sq65:sk90:d33:dv40:window_left=20:f16",
+        "attention_fwd:b1:hq2:sq40:sk50:d20:softcap=5:alibi_slopes[hq]:bias[1,hq,sq,sk]",
+        "attention_fwd:b2:hq8:hkv2:sq1:sk600:d64:bf16",
+        "attention_fwd:b1:hq1:sq70:sk300:d64:softmax_scale=-30:bf16",
+        "attention_fwd:b1:hq1:sq64:sk64:d16:mask='(q_idx - k_idx) % 3 == 0':weights:dropout_p=0.2",
+    ],
+    "89": ["attention_fwd:b1:hq1:sq33:sk40:d300:dv300:f16",
+           "attention_fwd:b1:hq2:sq40:sk70:d256:causal:bf16"],
+    "90": ["attention_fwd:b1:hq1:sq130:sk130:d128:causal:bf16:max_logit"],
+}
+
+
+def nvrtc_path():
+    """What the library finds without a driver."""
+    text = subprocess.run([CLI, "info"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"^nvrtc +[0-9.]+, (\S+)", text, re.MULTILINE)
+    return found.group(1) if found else None
+
+
+def environment(folder, nvrtc, arch, seed=0):
+    return dict(os.environ, LD_LIBRARY_PATH=str(folder), FLASHTILE_EMULATOR_NVRTC=nvrtc,
+                FLASHTILE_NVRTC=str(folder / "libnvrtc_emulated.so"),
+                FLASHTILE_CACHE_DIR=str(folder / "cache"), FLASHTILE_EMULATOR_ARCH=arch,
+                FLASHTILE_EMULATOR_SEED=str(seed))
+
+
+def build_emulator(folder):
+    subprocess.run([ROOT / "tests" / "cuda" / "emulator" / "build.sh", folder], check=True)
+
+
+def check(folder, nvrtc, arch, arguments, seed=0):
+    return subprocess.run([CLI, "check", "--device", "cuda", *arguments], capture_output=True,
+                          text=True, env=environment(folder, nvrtc, arch, seed), cwd=ROOT)
+
+
+class EmulatedTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.nvrtc = nvrtc_path()
+        if cls.nvrtc is None or shutil.which("g++") is None:
+            raise unittest.SkipTest("needs NVRTC and g++")
+        cls.folder = Path(tempfile.mkdtemp(prefix="flashtile-emulated-"))
+        build_emulator(cls.folder)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def test_problems_agree_with_the_reference(self):
+        for arch, problems in PROBLEMS.items():
+            with self.subTest(arch=arch):
+                result = check(self.folder, self.nvrtc, arch, problems)
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                # All of them were run, none refused.
+                row = re.search(r"attention_fwd_portable +(\d+) +0 +0 ", result.stdout)
+                self.assertIsNotNone(row, result.stdout)
+                self.assertEqual(int(row.group(1)), len(problems), result.stdout)
+
+    def test_order_of_threads_and_copies_does_not_matter(self):
+        problem = "attention_fwd:b1:hq1:sq100:sk200:d64:bf16"
+        lines = set()
+        for seed in range(4):
+            result = check(self.folder, self.nvrtc, "80", [problem], seed)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            lines.add(result.stdout.splitlines()[0])
+        self.assertEqual(len(lines), 1, lines)  # the same bits, so the same errors
+
+
+def run_golden(archs):
+    nvrtc = nvrtc_path()
+    if nvrtc is None:
+        print("skipped: there is no NVRTC")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="flashtile-emulated-") as name:
+        folder = Path(name)
+        build_emulator(folder)
+        status = 0
+        for arch in archs or ["80", "89", "90"]:
+            result = check(folder, nvrtc, arch, ["--golden", "tests/golden/attention",
+                                                 "--max-unsupported", "1000"])
+            print(f"sm_{arch}\n{result.stdout}{result.stderr}", flush=True)
+            status |= result.returncode
+        return status
+
+
+if __name__ == "__main__":
+    if "--golden" in sys.argv:
+        sys.exit(run_golden([word for word in sys.argv[1:] if word.isdigit()]))
+    unittest.main()

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans of the portable forward, made for named architectures without a GPU.
+#include <gtest/gtest.h>
+
+#include "core/problem_text.hpp"
+#include "cuda/plan/attention_fwd_plan.hpp"
+#include "ops/attention/implementations.hpp"
+
+namespace flashtile::cuda {
+namespace {
+
+/// Kernels that a problem text launches on an architecture, in order.
+std::vector<KernelChoice> kernels_of(const std::string& text, const std::string& arch) {
+  Context context;
+  context.arch = arch;
+  return make_call(parse_problem(text)).kernels(context);
+}
+
+std::vector<std::string> stems_of(const std::string& text, const std::string& arch = "sm_80") {
+  std::vector<std::string> stems;
+  for (const KernelChoice& kernel : kernels_of(text, arch)) stems.push_back(kernel.source.stem);
+  return stems;
+}
+
+KernelChoice forward_of(const std::string& text, const std::string& arch) {
+  for (const KernelChoice& kernel : kernels_of(text, arch)) {
+    if (kernel.source.stem == "attention_fwd_portable") return kernel;
+  }
+  return {};
+}
+
+using Stems = std::vector<std::string>;
+
+TEST(ForwardPlan, FitsEveryArchitectureForAllHeadDimsAndTypes) {
+  for (const std::string& arch : known_gpu_archs()) {
+    const GpuModel& gpu = *named_gpu_model(arch);
+    for (const char* type : {"bf16", "f16", "f32"}) {
+      for (const char* dims : {"d1", "d64", "d128", "d192:dv128", "d256", "d257", "d512:dv1024",
+                               "d1024", "d576:dv512", "d16:dv1000"}) {
+        for (const char* lengths : {"b2:hq8:hkv2:sq1:sk4096", "b2:hq8:sq20:sk100",
+                                    "b2:hq8:hkv2:sq3000", "b2:hq8:sq100:sk9:dropout_p=0.1"}) {
+          const std::string text =
+              std::string("attention_fwd:") + lengths + ":" + dims + ":" + type;
+          const KernelChoice kernel = forward_of(text, arch);
+          EXPECT_GT(kernel.num_threads, 0) << text;
+          EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta) << arch << " " << text;
+          EXPECT_EQ(kernel.source.arch, arch);
+        }
+      }
+    }
+  }
+}
+
+TEST(ForwardPlan, LaunchesWhatTheOptionsNeed) {
+  EXPECT_EQ(stems_of("attention_fwd:b8:hq16:sq2048:d64:causal:bf16"),
+            (Stems{"attention_fwd_portable"}));
+  EXPECT_EQ(stems_of("attention_fwd:b8:hq16:sq512:d64:max_logit:bf16"),
+            (Stems{"attention_prepare", "attention_fwd_portable"}));
+  EXPECT_EQ(stems_of("attention_fwd:b8:hq16:sq512:d64:mask='k_idx % 2 == 0':bf16"),
+            (Stems{"attention_blocks", "attention_fwd_portable"}));
+  EXPECT_EQ(stems_of("attention_fwd:b8:hq16:sq512:d64:weights:bf16"),
+            (Stems{"attention_fwd_portable", "attention_weights"}));
+  EXPECT_EQ(stems_of("attention_fwd:b2:hq16:hkv2:sq1:sk8192:d64:bf16"),
+            (Stems{"attention_fwd_portable", "attention_combine"}));
+}
+
+TEST(ForwardPlan, MasksThatArePositionsNeedNoMap) {
+  // The presets' texts for causal and windows are bands of k_idx - q_idx.
+  for (const char* mask : {"k_idx <= q_idx + query_offset", "k_idx >= q_idx - 100",
+                           "abs(q_idx - k_idx) < 50 && k_idx <= q_idx"}) {
+    EXPECT_EQ(stems_of(std::string("attention_fwd:b8:hq16:sq512:d64:bf16:mask='") + mask + "'"),
+              (Stems{"attention_fwd_portable"}))
+        << mask;
+  }
+}
+
+TEST(ForwardPlan, SplitsKeysOnlyWhereCtasAreFew) {
+  const auto grid_of = [](const std::string& text) { return forward_of(text, "sm_90a").grid[0]; };
+  // 16 query tiles of 16 heads of 8 sequences: every multiprocessor has work.
+  EXPECT_EQ(grid_of("attention_fwd:b8:hq16:sq2048:d128:bf16"), 16 * 16 * 8);
+  // One token of two sequences: many CTAs for each of four key heads.
+  const int64_t few = grid_of("attention_fwd:b2:hq32:hkv4:sq1:sk65536:d128:bf16");
+  EXPECT_GE(few, 132);
+  EXPECT_EQ(few % 8, 0);
+  // Few keys are not split.
+  EXPECT_EQ(grid_of("attention_fwd:b2:hq32:hkv4:sq1:sk256:d128:bf16"), 8);
+}
+
+TEST(ForwardPlan, OneReadOfKeysServesTheHeadsOfAGroup) {
+  // 8 query heads share a key head and are rows of one tile: a CTA for each of 4 key heads.
+  EXPECT_EQ(forward_of("attention_fwd:b1:hq32:hkv4:sq1:sk128:d64:bf16", "sm_80").grid[0], 4);
+  // A mask that asks for the head has tiles of its own for each.
+  EXPECT_EQ(forward_of("attention_fwd:b1:hq32:hkv4:sq1:sk128:d64:bf16:mask='head > 3 || k_idx < 9'",
+                       "sm_80")
+                .grid[0],
+            32);
+}
+
+TEST(ForwardPlan, NumbersAreNoPartOfTheProgram) {
+  const std::string start = "attention_fwd:b2:hq8:sq300:d64:bf16:";
+  const auto text_of = [&](const std::string& options) {
+    return forward_of(start + options, "sm_80").source.config;
+  };
+  EXPECT_EQ(text_of("window_left=5:softcap=10"), text_of("window_left=77:softcap=20"));
+  EXPECT_EQ(text_of("softmax_scale=0.5"), text_of("softmax_scale=-3"));
+  EXPECT_EQ(text_of("causal"), text_of("window_right=9"));
+  EXPECT_EQ(text_of("dropout_p=0.1:dropout_seed=3"), text_of("dropout_p=0.5:dropout_seed=4"));
+  EXPECT_EQ(text_of("score='score * param.a':param.a=1"),
+            text_of("score='score * param.a':param.a=2"));
+  // Whether keys are split is one thing that sizes decide; here neither is.
+  EXPECT_EQ(forward_of("attention_fwd:b2:hq8:sq300:d64:bf16", "sm_80").source,
+            forward_of("attention_fwd:b50:hq4:hkv2:sq999:sk1234:d64:bf16", "sm_80").source);
+}
+
+TEST(ForwardPlan, CopiesAsWideAsStridesAllow) {
+  const auto has = [](const std::string& text, const std::string& line) {
+    return forward_of(text, "sm_80").source.config.find(line) != std::string::npos;
+  };
+  const std::string start = "attention_fwd:b2:hq8:sq300:bf16:";
+  EXPECT_TRUE(has(start + "d64", "kCopyBytes = 16;"));
+  EXPECT_TRUE(has(start + "d100", "kCopyBytes = 8;"));
+  EXPECT_TRUE(has(start + "d98", "kCopyBytes = 4;"));
+  EXPECT_TRUE(has(start + "d33", "kCopyBytes = 0;"));
+  EXPECT_TRUE(has(start + "d64", "kStoreVectors = true;"));
+  EXPECT_TRUE(has(start + "d100", "kStoreVectors = false;"));
+}
+
+TEST(ForwardPlan, WorkspaceIsSaidAndIsLinear) {
+  Context context;
+  context.arch = "sm_90a";
+  const auto bytes_of = [&](const std::string& text) {
+    return make_call(parse_problem(text)).explain(context).workspace_bytes;
+  };
+  EXPECT_EQ(bytes_of("attention_fwd:b8:hq16:sq2048:d128:causal:bf16"), 0);
+  const int64_t decode = bytes_of("attention_fwd:b2:hq32:hkv4:sq1:sk65536:d128:bf16");
+  EXPECT_GT(decode, 0);
+  EXPECT_LT(decode, 128 * 2 * 32 * (128 + 1) * 4 + 1024);  // at most 128 splits
+  // The map of blocks takes two bits for each tile, not for each pair.
+  const int64_t map =
+      bytes_of("attention_fwd:b1:hq4:sq16384:d64:mask='k_idx % 7 != q_idx % 5':bf16");
+  EXPECT_GE(map, 16384 / 128 * (16384 / 64) / 4);
+  EXPECT_LT(map, 16384 * 16384 / 1000);
+}
+
+TEST(ForwardPlan, RefusesWhatItCannotDo) {
+  Context context;
+  context.arch = "sm_80";
+  const Explanation explanation =
+      make_call(parse_problem("attention_fwd:b1:hq2:sq30:d16:f64")).explain(context);
+  EXPECT_TRUE(explanation.chosen.empty());
+  ASSERT_FALSE(explanation.candidates.empty());
+  EXPECT_NE(explanation.candidates.front().refusal.find("f64"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace flashtile::cuda
