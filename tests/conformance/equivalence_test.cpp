@@ -45,7 +45,7 @@ void expect_same_meaning(const AttentionOptions& option, const AttentionOptions&
   expect_same_meaning(option, expression, [](Results&) {});
 }
 
-TEST(PresetExpressions, Softcap) {
+TEST(PresetExpressionsFull, Softcap) {
   AttentionOptions option, expression;
   option.softcap = 2.5;
   expression.score = presets::kSoftcap;
@@ -59,7 +59,7 @@ void take_slopes(Results& results) {
   results.daux.clear();
 }
 
-TEST(PresetExpressions, AlibiOfHeadsWithItsGradient) {
+TEST(PresetExpressionsFull, AlibiOfHeadsWithItsGradient) {
   const Tensor slopes = Tensor::of(DType::kF32, {4}, std::vector<double>{0.5, 0.25, 0.125, 0.01});
   AttentionOptions option, expression;
   option.alibi_slopes = slopes;
@@ -68,7 +68,7 @@ TEST(PresetExpressions, AlibiOfHeadsWithItsGradient) {
   expect_same_meaning(option, expression, take_slopes);
 }
 
-TEST(PresetExpressions, AlibiOfBatchesAndHeadsWithItsGradient) {
+TEST(PresetExpressionsFull, AlibiOfBatchesAndHeadsWithItsGradient) {
   const Tensor slopes = Tensor::random(DType::kF32, {2, 4}, 5, 0.1);
   AttentionOptions option, expression;
   option.alibi_slopes = slopes;
@@ -78,7 +78,7 @@ TEST(PresetExpressions, AlibiOfBatchesAndHeadsWithItsGradient) {
   expect_same_meaning(option, expression, take_slopes);
 }
 
-TEST(PresetExpressions, BiasWithItsGradient) {
+TEST(PresetExpressionsFull, BiasWithItsGradient) {
   const Tensor bias = Tensor::random(DType::kF32, {1, 4, 70, 190}, 5);
   AttentionOptions option, expression;
   option.bias = bias;
@@ -90,7 +90,7 @@ TEST(PresetExpressions, BiasWithItsGradient) {
   });
 }
 
-TEST(PresetExpressions, RelativeBias) {
+TEST(PresetExpressionsFull, RelativeBias) {
   const Tensor table = Tensor::random(DType::kF32, {4, 70 + 190 - 1}, 5);
   const Tensor bias(DType::kF32, {1, 4, 70, 190});
   for (int64_t n = 0; n < 4 * 70 * 190; ++n) {
@@ -119,7 +119,7 @@ TEST(PresetExpressions, RelativeBias) {
   }
 }
 
-TEST(PresetExpressions, Chunk) {
+TEST(PresetExpressionsFull, Chunk) {
   AttentionOptions option, expression;
   option.attention_chunk = 48;
   expression.mask = presets::kChunk;
@@ -127,7 +127,7 @@ TEST(PresetExpressions, Chunk) {
   expect_same_meaning(option, expression);
 }
 
-TEST(PresetExpressions, CausalAndWindow) {
+TEST(PresetExpressionsFull, CausalAndWindow) {
   AttentionOptions option, expression;
   option.window_left = 30;
   option.causal = true;
@@ -136,7 +136,7 @@ TEST(PresetExpressions, CausalAndWindow) {
 }
 
 /// A window that also sees the first keys, as a window and those keys by themselves, merged by lse.
-TEST(PresetExpressions, SinkAndWindowIsTheSumOfItsParts) {
+TEST(SinkAndWindow, IsTheSumOfItsParts) {
   const Tensors tensors(DType::kF32);
   const int64_t sinks = 3, window = 20;
   AttentionOptions both, first, last;
@@ -302,7 +302,7 @@ TEST(BlockLists, ThatListEverythingHaveTheBitsOfNone) {
   }
 }
 
-TEST(NeutralOptions, ChangeNoBitWorthMentioning) {
+TEST(NeutralOptionsFull, ChangeNoBitWorthMentioning) {
   for (const DType dtype : kDtypes) {
     const Tensors tensors(dtype);
     const Truth truth(tensors.with({}));
