@@ -41,7 +41,16 @@ void visible_addresses(const AttentionCall& call, const Rows& rows, DType dtype,
   }
 }
 
-/// lse, delta and the sink's gradient of one head.
+/// True where delta from `out` would be less exact than the gradients that are wanted: a rounding
+/// error of a row's delta is the same for all keys, so sums over keys do not average it out.
+bool sums_delta(const AttentionArgs& args) {
+  if (args.out.dtype != DType::kF16 && args.out.dtype != DType::kBF16) return false;
+  const bool wants_aux = std::any_of(args.aux.begin(), args.aux.end(),
+                                     [](const AuxTensor& aux) { return bool(aux.gradient); });
+  return args.dbias || args.dalibi_slopes || args.dsink || wants_aux;
+}
+
+/// lse and delta of one head.
 void compute_head(const AttentionCall& call, const AttentionKernels& kernels,
                   const Sequence& sequence, int64_t head, RowStats* stats) {
   const AttentionArgs& args = call.args();
@@ -52,26 +61,21 @@ void compute_head(const AttentionCall& call, const AttentionKernels& kernels,
   float* lse = stats->lse.data() + stats->index(sequence, head);
   float* delta = stats->delta.data() + stats->index(sequence, head);
   for (int64_t i = 0; i < sequence.seqlen_q; ++i) lse[i] = lse_in.element<float>(i);
-  const variant::PositionMask position = call.mask().position(sequence, head);
-  std::vector<void*> dout_addresses;
-  std::vector<void*> out_addresses;
-  visible_addresses(call, dout, args.dout.dtype, call.problem().head_dim_v, head, lse, position, 0,
-                    sequence.seqlen_q, &dout_addresses);
-  row_addresses(out, 0, sequence.seqlen_q, &out_addresses);
-  kernels.row_dots(dout_addresses.data(), args.dout.dtype, element_stride(dout, args.dout.dtype),
-                   out_addresses.data(), args.out.dtype, element_stride(out, args.out.dtype),
-                   sequence.seqlen_q, call.problem().head_dim_v, delta);
-  double dsink = 0;
-  const double sink = call.problem().has_sink
-                          ? static_cast<double>(element<float>(args.sink, {head}))
-                          : -std::numeric_limits<double>::infinity();
-  for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
-    if (dlse.data != nullptr && lse[i] != -kInfinity) delta[i] -= dlse.element<float>(i);
-    if (!std::isinf(sink)) {
-      dsink -= std::exp(sink - static_cast<double>(lse[i])) * static_cast<double>(delta[i]);
-    }
+  if (!stats->sums_delta) {
+    const variant::PositionMask position = call.mask().position(sequence, head);
+    std::vector<void*> dout_addresses;
+    std::vector<void*> out_addresses;
+    visible_addresses(call, dout, args.dout.dtype, call.problem().head_dim_v, head, lse, position,
+                      0, sequence.seqlen_q, &dout_addresses);
+    row_addresses(out, 0, sequence.seqlen_q, &out_addresses);
+    kernels.row_dots(dout_addresses.data(), args.dout.dtype, element_stride(dout, args.dout.dtype),
+                     out_addresses.data(), args.out.dtype, element_stride(out, args.out.dtype),
+                     sequence.seqlen_q, call.problem().head_dim_v, delta);
   }
-  stats->dsink[static_cast<size_t>(sequence.batch_idx * call.problem().num_heads + head)] = dsink;
+  if (dlse.data == nullptr) return;
+  for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
+    if (lse[i] != -kInfinity) delta[i] -= dlse.element<float>(i);
+  }
 }
 
 }  // namespace
@@ -87,13 +91,30 @@ RowStats make_row_stats(const AttentionCall& call, const AttentionKernels& kerne
   }
   stats.lse.resize(static_cast<size_t>(num_rows) + 1);
   stats.delta.resize(static_cast<size_t>(num_rows) + 1);
+  stats.sums_delta = sums_delta(call.args());
   const int64_t num_sequences = static_cast<int64_t>(call.sequences().size());
-  stats.dsink.assign(static_cast<size_t>(num_sequences * num_heads), 0.0);
   parallel_for(context, num_sequences * num_heads, [&](int64_t task, int) {
     compute_head(call, kernels, call.sequences()[static_cast<size_t>(task / num_heads)],
                  task % num_heads, &stats);
   });
   return stats;
+}
+
+std::vector<double> sink_gradients(const AttentionCall& call, const RowStats& stats) {
+  std::vector<double> gradients;
+  for (const Sequence& sequence : call.sequences()) {
+    for (int64_t head = 0; head < call.problem().num_heads; ++head) {
+      const auto sink = static_cast<double>(element<float>(call.args().sink, {head}));
+      const float* lse = stats.lse.data() + stats.index(sequence, head);
+      const float* delta = stats.delta.data() + stats.index(sequence, head);
+      double sum = 0;
+      for (int64_t i = 0; i < sequence.seqlen_q && !std::isinf(sink); ++i) {
+        sum -= std::exp(sink - static_cast<double>(lse[i])) * static_cast<double>(delta[i]);
+      }
+      gradients.push_back(sum);
+    }
+  }
+  return gradients;
 }
 
 void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,

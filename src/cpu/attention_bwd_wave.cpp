@@ -34,6 +34,28 @@ int64_t BwdShape::pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const {
   return group_size * num_m * queries.block_bytes + num_n * (keys.block_bytes + 1) + sums + 512;
 }
 
+BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
+                        const RowStats& stats, const Sequence& sequence, int64_t head,
+                        const HeadRules& rules, const std::vector<BlockRun>& runs) {
+  BwdBlock block{};
+  block.q_layout = shape.queries;
+  block.block_m = shape.block_m;
+  block.seqlen_q = sequence.seqlen_q;
+  block.k_layout = shape.keys;
+  block.block_n = shape.block_n;
+  block.head_dim = problem.head_dim;
+  block.head_dim_v = problem.head_dim_v;
+  block.runs = runs.data();
+  block.num_runs = static_cast<int64_t>(runs.size());
+  block.rules = rules.get();
+  block.lse = &stats.lse[stats.index(sequence, head)];
+  block.delta = &stats.delta[stats.index(sequence, head)];
+  block.dq_ld = shape.dq_ld;
+  block.dk_ld = shape.dk_ld;
+  block.dv_ld = shape.dv_ld;
+  return block;
+}
+
 BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const AttentionPlan& plan,
                      const Context& context)
     : all_kernels_(*isa.kernels),
@@ -62,6 +84,7 @@ void BwdLaunch::run() {
   for (size_t begin = 0; begin < call_.pairs().size();) {
     begin = make_wave(begin);
     pack_wave();
+    if (stats_.sums_delta) sum_deltas();
     run_wave();
     store_wave();
   }
@@ -173,6 +196,47 @@ void BwdLaunch::run_split(BwdMember& member, int64_t split, int64_t aux_slot, in
   }
 }
 
+void BwdLaunch::place_keys(const BwdMember& member, int64_t n, int worker, BwdBlock* block) {
+  block->k_block = member.k_blocks + n * shape_.keys.block_bytes;
+  block->k_begin = n * shape_.block_n;
+  block->num_keys =
+      std::min(block->k_begin + shape_.block_n, member.pair.sequence->seqlen_k) - block->k_begin;
+  block->k_has_nonfinite = member.k_has_nonfinite[n] != 0;
+  block->scratch = scratch_ + worker * shape_.scratch_bytes;
+  block->program_scratch = program_scratch_.of(worker);
+}
+
+/// Adds P dP of all keys to the deltas of the wave, key block by key block in their order.
+void BwdLaunch::sum_deltas() {
+  const int64_t group = shape_.group_size;
+  for_each_part(
+      context_, wave_, [&](const BwdMember& member) { return group * member.num_m; },
+      [&](BwdMember& member, int64_t part, int worker) {
+        const Sequence& sequence = *member.pair.sequence;
+        const int64_t g = part / member.num_m;
+        const int64_t m = part % member.num_m;
+        const int64_t head = call_.head_of(member.pair, g);
+        HeadMask mask = member.masks[static_cast<size_t>(g)];
+        const int64_t q_begin = m * shape_.block_m;
+        std::vector<BlockRun> key_runs;
+        mask.key_runs(q_begin, std::min(q_begin + shape_.block_m, sequence.seqlen_q),
+                      shape_.block_n, &key_runs);
+        const HeadRules rules(call_, sequence, head, mask);
+        std::vector<BlockRun> query_run(1);
+        for (const BlockRun& run : key_runs) {
+          query_run[0] = {m, m + 1, run.is_full};
+          for (int64_t n = run.begin; n < run.end; ++n) {
+            BwdBlock block =
+                make_bwd_block(problem_, shape_, stats_, sequence, head, rules, query_run);
+            block.q_blocks = member.q_block(shape_, g, 0);
+            place_keys(member, n, worker, &block);
+            block.delta_sums = &stats_.delta[stats_.index(sequence, head)];
+            kernels_.bwd_block(block);
+          }
+        }
+      });
+}
+
 void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot,
                           int worker) {
   const Sequence& sequence = *member.pair.sequence;
@@ -193,33 +257,13 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
     daux_.fill(aux_slot, &gradients);
     const bool has_gradients = dbias.is_wanted() || bool(args_.dalibi_slopes) || daux_.is_wanted();
 
-    BwdBlock block{};
+    BwdBlock block = make_bwd_block(problem_, shape_, stats_, sequence, head, rules, runs);
     block.q_blocks = member.q_block(shape_, g, 0);
-    block.q_layout = shape_.queries;
-    block.block_m = shape_.block_m;
-    block.seqlen_q = sequence.seqlen_q;
-    block.k_block = member.k_blocks + n * shape_.keys.block_bytes;
-    block.k_layout = shape_.keys;
-    block.block_n = shape_.block_n;
-    block.k_begin = k_begin;
-    block.num_keys = k_end - k_begin;
-    block.k_has_nonfinite = member.k_has_nonfinite[n] != 0;
-    block.head_dim = problem_.head_dim;
-    block.head_dim_v = problem_.head_dim_v;
-    block.runs = runs.data();
-    block.num_runs = static_cast<int64_t>(runs.size());
-    block.rules = rules.get();
-    block.lse = &stats_.lse[stats_.index(sequence, head)];
-    block.delta = &stats_.delta[stats_.index(sequence, head)];
+    place_keys(member, n, worker, &block);
     block.dq = member.dq_of(shape_, split, g);
     block.dk = member.dk + k_begin * shape_.dk_ld;
     block.dv = member.dv + k_begin * shape_.dv_ld;
-    block.dq_ld = shape_.dq_ld;
-    block.dk_ld = shape_.dk_ld;
-    block.dv_ld = shape_.dv_ld;
     block.gradients = has_gradients ? &gradients : nullptr;
-    block.scratch = scratch_ + worker * shape_.scratch_bytes;
-    block.program_scratch = program_scratch_.of(worker);
     kernels_.bwd_block(block);
     dbias.store();
     member.dalibi[static_cast<size_t>(split * shape_.group_size + g)] +=
@@ -296,7 +340,7 @@ void BwdLaunch::store_shared_gradients() {
     }
   };
   store(args_.dalibi_slopes, dalibi_);
-  store(args_.dsink, stats_.dsink);
+  if (args_.dsink) store(args_.dsink, sink_gradients(call_, stats_));
 }
 
 }  // namespace flashtile::cpu

@@ -24,13 +24,14 @@ struct BwdShape {
   int64_t scratch_bytes;
 };
 
-/// lse and delta = dout . out - dlse of every query, by sequence, head and row; and which queries
-/// see no key at all, whose dout and q are not read.
+/// lse and delta = dout . out - dlse of every query, by sequence, head and row.
 struct RowStats {
   std::vector<int64_t> first_row;  ///< by sequence: index of (head 0, row 0)
   std::vector<float> lse;
   std::vector<float> delta;
-  std::vector<double> dsink;  ///< by sequence and head
+  /// True where dout . out is summed as P dP of all keys: delta begins as -dlse, and each wave adds
+  /// the rows of its pairs.
+  bool sums_delta = false;
 
   size_t index(const Sequence& sequence, int64_t head) const {
     return static_cast<size_t>(first_row[static_cast<size_t>(sequence.batch_idx)] +
@@ -40,6 +41,9 @@ struct RowStats {
 
 RowStats make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
                         const Context& context);
+
+/// The sinks' gradient by sequence and head, when delta is complete.
+std::vector<double> sink_gradients(const AttentionCall& call, const RowStats& stats);
 
 /// A pair of the wave.
 struct BwdMember {
@@ -71,6 +75,11 @@ void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,
 bool pack_keys(const AttentionCall& call, const OperandKernels& kernels, const AttentionPlan& plan,
                const Pair& pair, int64_t begin, int64_t end, char* destination);
 
+/// What a block of a head is made of but its queries, its keys, and where its sums go.
+BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
+                        const RowStats& stats, const Sequence& sequence, int64_t head,
+                        const HeadRules& rules, const std::vector<BlockRun>& runs);
+
 class BwdLaunch {
  public:
   BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const AttentionPlan& plan,
@@ -81,8 +90,10 @@ class BwdLaunch {
  private:
   size_t make_wave(size_t begin);
   void pack_wave();
+  void sum_deltas();
   void run_wave();
   void run_split(BwdMember& member, int64_t split, int64_t aux_slot, int worker);
+  void place_keys(const BwdMember& member, int64_t n, int worker, BwdBlock* block);
   void run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot, int worker);
   void store_wave();
   void store_queries(const BwdMember& member, int64_t g, int64_t m) const;

@@ -13,6 +13,7 @@
 //     dK += softmax_scale dS^T Q                       (n, d)   product 4
 //     dQ += softmax_scale dS K                         (m, d)   product 5
 //
+// Where delta is wanted as rowsum(P dP), a pass over the same blocks ends there.
 // With a user score a key block is one strip of its programs: block_n is at most kStrip.
 // The sums are float32 and belong to one task, so their order is fixed and nothing is atomic.
 // Scratch: S, dP, derivative (m, n) float32, and P and dS as operands where those are bf16.
@@ -252,26 +253,36 @@ inline void drop_rows(const ScoreRules& rules, const uint16_t* bits, int64_t n, 
   }
 }
 
+/// Scores of one row -> P, in place; dP as dropout leaves it. Returns P before dropout, which lies
+/// in `kept` where there is dropout.
+template <class F>
+const float* weights_row(const BwdBlock& block, const TileSpan& tile, int64_t q_idx, float* s,
+                         float* dp, float (&kept)[kMaxBlockN]) {
+  const ScoreRules& rules = *block.rules;
+  const float lse = block.lse[q_idx] * (rules.is_plain ? kLog2e : 1.0f);
+  exp_row<F>(s, tile.n, softmax_reference(lse), s);
+  if (!rules.has_dropout) return s;
+  // dS needs P before dropout; dV needs it after.
+  alignas(64) uint16_t room[kDropoutRow];
+  const uint16_t* bits = dropout_bits_row(rules, q_idx, tile.k_begin, tile.n, room);
+  __builtin_memcpy(kept, s, static_cast<size_t>(padded(tile.n)) * sizeof(float));
+  drop_rows(rules, bits, tile.n, s, dp);
+  return kept;
+}
+
 /// One row of P, dP -> dS. On return s holds P as V was multiplied by it, dp holds dS times scale
 /// and the score rules' derivative.
 template <class F, class Operands>
 void bwd_row(const BwdBlock& block, const TileSpan& tile, bool is_full, int64_t i,
              BwdState<Operands>& state) {
   const ScoreRules& rules = *block.rules;
-  float* s = state.s + i * state.ld;
   float* dp = state.dp + i * state.ld;
   const int64_t q_idx = tile.q_begin + i;
-  const float lse = block.lse[q_idx] * (rules.is_plain ? kLog2e : 1.0f);
-  exp_row<F>(s, tile.n, softmax_reference(lse), s);
   float kept[kMaxBlockN];
-  float* p = s;
-  if (rules.has_dropout) {
-    // dS needs P before dropout; dV needs it after.
-    alignas(64) uint16_t room[kDropoutRow];
-    const uint16_t* bits = dropout_bits_row(rules, q_idx, tile.k_begin, tile.n, room);
-    __builtin_memcpy(kept, s, static_cast<size_t>(padded(tile.n)) * sizeof(float));
-    drop_rows(rules, bits, tile.n, s, dp);
-    p = kept;
+  const float* p = weights_row<F>(block, tile, q_idx, state.s + i * state.ld, dp, kept);
+  if (block.delta_sums != nullptr) {
+    block.delta_sums[q_idx] += weighted_sum_row(p, dp, tile.n);
+    return;
   }
   const Strips& score = state.programs.score_for(is_full);
   const bool is_simple = rules.softcap == 0 && !score.is_given();

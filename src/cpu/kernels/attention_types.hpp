@@ -151,9 +151,10 @@ struct BwdBlock {
   const ScoreRules* rules;
   const float* lse;    ///< by query
   const float* delta;  ///< by query: dout . out - dlse
-  float* dq;           ///< sums (seqlen_q, dq_ld); null: no products are wanted
-  float* dk;           ///< sums (num_keys, dk_ld)
-  float* dv;           ///< sums (num_keys, dv_ld)
+  float* delta_sums;  ///< by query; not null: the row sums of P dP are added, and nothing else done
+  float* dq;          ///< sums (seqlen_q, dq_ld); null: no products are wanted
+  float* dk;          ///< sums (num_keys, dk_ld)
+  float* dv;          ///< sums (num_keys, dv_ld)
   int64_t dq_ld, dk_ld, dv_ld;
   const ScoreGradients* gradients;  ///< null: none is wanted
   char* scratch;                    ///< bwd_scratch_bytes

@@ -151,6 +151,16 @@ inline float row_dot(const float* a, const float* b, int64_t n) {
   return reduce_add(x + y);
 }
 
+/// Sum of p[j] * dp[j] over j < padded(n); 0 counts where p is 0, whatever dp holds.
+inline float weighted_sum_row(const float* p, const float* dp, int64_t n) {
+  Vf sum = zero();
+  for (int64_t j = 0; j < n; j += kLanes) {
+    const Vf x = load(p + j);
+    sum = sum + select(x == zero(), zero(), x * load(dp + j));
+  }
+  return reduce_add(sum);
+}
+
 /// ds[j] = scale * p[j] * (dp[j] - delta), and exactly 0 where p is 0 (whatever dp holds), for
 /// j < padded(n): the softmax's gradient with respect to its scores. T is float or Bf16.
 template <typename T>
