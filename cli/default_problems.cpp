@@ -10,7 +10,7 @@ namespace flashtile::cli {
 namespace {
 
 /// Attention, forward and backward: what stands behind "attention_fwd" and "attention_bwd".
-constexpr const char* kBothWays[] = {
+constexpr const char* kCheckedBothWays[] = {
     ":b2:hq4:hkv2:sq67:sk131:d32",
     ":b2:hq4:hkv2:sq67:sk131:d64:causal:bf16",
     ":b1:hq4:hkv1:sq70:sk70:d80:dv48:causal:f16",
@@ -37,7 +37,7 @@ constexpr const char* kBothWays[] = {
     ":b2:hq4:hkv2:sq60:sk90:d16:softcap=9:bias[b,hq,sq,sk]:sink:window_left=30:dropout_p=0.1:bf16",
 };
 
-constexpr const char* kForwardOnly[] = {
+constexpr const char* kCheckedForward[] = {
     "attention_fwd:b3:hq4:hkv2:sq3:sk100:d32:block_table:ps16:seqused_k={100,17,64}:causal:bf16",
     "attention_fwd:b2:hq4:hkv2:sq2:sk100:d32:lines4:cache_batch_idx:seqused_k={100,33}",
     "attention_fwd:b1:hq2:sq40:sk50:d16:causal:out.f32:bf16",
@@ -90,11 +90,11 @@ std::vector<ProblemText> default_check_problems() {
       for (ProblemText& problem : generic_problems(*spec)) problems.push_back(std::move(problem));
       continue;
     }
-    for (const char* text : kBothWays) {
+    for (const char* text : kCheckedBothWays) {
       problems.push_back(parse_problem(std::string(spec->name) + text));
     }
     if (is_forward) {
-      for (const char* text : kForwardOnly) problems.push_back(parse_problem(text));
+      for (const char* text : kCheckedForward) problems.push_back(parse_problem(text));
     } else {
       for (const char* text : kBackwardOnly) problems.push_back(parse_problem(text));
     }

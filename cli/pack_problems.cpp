@@ -6,7 +6,7 @@
 namespace flashtile::cli {
 namespace {
 
-constexpr const char* kBothWays[] = {
+constexpr const char* kPackedBothWays[] = {
     ":b2:hq8:hkv8:sq4096",
     ":b2:hq8:hkv8:sq4096:causal",
     ":b2:hq8:hkv2:sq4096:causal",
@@ -18,7 +18,7 @@ constexpr const char* kBothWays[] = {
     ":b2:hq8:hkv2:sq4096:softcap=50:causal",
 };
 
-constexpr const char* kForwardOnly[] = {
+constexpr const char* kPackedForward[] = {
     ":b8:hq32:hkv8:sq1:sk8192",
     ":b8:hq32:hkv8:sq1:sk8192:seqused_k:causal",
     ":b8:hq32:hkv8:sq1:sk8192:seqused_k:block_table:page_size=16:causal",
@@ -33,8 +33,8 @@ constexpr const char* kDtypes[] = {"bf16", "f16"};
 std::vector<std::string> pack_problems(const OpSpec& spec) {
   const bool is_forward = spec.name == "attention_fwd";
   if (!is_forward && spec.name != "attention_bwd") return {};
-  std::vector<std::string> rests(std::begin(kBothWays), std::end(kBothWays));
-  if (is_forward) rests.insert(rests.end(), std::begin(kForwardOnly), std::end(kForwardOnly));
+  std::vector<std::string> rests(std::begin(kPackedBothWays), std::end(kPackedBothWays));
+  if (is_forward) rests.insert(rests.end(), std::begin(kPackedForward), std::end(kPackedForward));
   std::vector<std::string> problems;
   for (const std::string& rest : rests) {
     for (int head_dim : kHeadDims) {

@@ -30,20 +30,28 @@ if(cli_missing)
 endif()
 
 flashtile_apply_isa(cli_sources)
-add_library(flashtile_cli_parts STATIC ${cli_sources})
-target_precompile_headers(flashtile_cli_parts PRIVATE ${precompiled_headers})
-# CLI11 and nlohmann-json cost a compiler some four seconds in each file that includes them: those
-# files, which are neither long nor hot, are compiled as one.
-set_target_properties(flashtile_cli_parts PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+# CLI11 and nlohmann-json cost a compiler some four seconds in each file that includes them, and
+# half of that goes into making fast what is not hot: they are compiled as one, without optimisation.
+set(cli_heavy "")
 foreach(source IN LISTS cli_sources)
   file(STRINGS ${source} heavy REGEX "commands\\.hpp|<CLI/|<nlohmann/" LIMIT_COUNT 1)
   if(heavy)
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP heavy)
+    list(APPEND cli_heavy ${source})
   endif()
 endforeach()
-target_include_directories(flashtile_cli_parts PUBLIC ${PROJECT_SOURCE_DIR}/cli)
-target_link_libraries(flashtile_cli_parts PUBLIC flashtile_internal CLI11::CLI11
-                                                 nlohmann_json::nlohmann_json)
+list(REMOVE_ITEM cli_sources ${cli_heavy})
+
+add_library(flashtile_cli_heavy OBJECT ${cli_heavy})
+set_target_properties(flashtile_cli_heavy PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+target_compile_options(flashtile_cli_heavy PRIVATE $<$<CONFIG:Release>:-O0>)
+add_library(flashtile_cli_parts STATIC ${cli_sources} $<TARGET_OBJECTS:flashtile_cli_heavy>)
+flashtile_unite(flashtile_cli_parts ${cli_sources})
+target_precompile_headers(flashtile_cli_parts REUSE_FROM flashtile_objects)
+foreach(part IN ITEMS flashtile_cli_heavy flashtile_cli_parts)
+  target_include_directories(${part} PUBLIC ${PROJECT_SOURCE_DIR}/cli)
+  target_link_libraries(${part} PUBLIC flashtile_internal CLI11::CLI11
+                                       nlohmann_json::nlohmann_json)
+endforeach()
 add_executable(flashtile_cli ${cli_main})
 set_target_properties(flashtile_cli PROPERTIES OUTPUT_NAME flashtile)
 target_link_libraries(flashtile_cli PRIVATE flashtile_cli_parts)

@@ -13,6 +13,7 @@ target_include_directories(flashtile_objects PRIVATE ${PROJECT_SOURCE_DIR}/inclu
                                                      ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(flashtile_objects PRIVATE flashtile_flags)
 target_precompile_headers(flashtile_objects PRIVATE ${precompiled_headers})
+flashtile_unite(flashtile_objects ${library_sources})
 
 add_library(flashtile $<TARGET_OBJECTS:flashtile_objects>)
 add_library(flashtile::flashtile ALIAS flashtile)

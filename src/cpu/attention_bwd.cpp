@@ -16,12 +16,10 @@
 namespace flashtile::cpu {
 namespace {
 
-constexpr int64_t kBlockM = 96;  ///< a multiple of 6, the rows of a register tile
 constexpr int64_t kBlockN = 128;
 constexpr int64_t kBlockNScore = 64;  ///< with a user score: one strip of its programs
 constexpr int64_t kMaxSplits = 4;
 constexpr int64_t kEnoughTasks = 16;  ///< with as many pairs, key blocks are not split
-constexpr int64_t kExtraBytes = int64_t{1} << 20;
 
 }  // namespace
 

@@ -34,8 +34,8 @@ int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {
 
 void AttentionCall::check_index_errors() const {
   if (out_of_range_.empty()) return;
-  fail(problem_.is_backward ? "attention_bwd" : "attention_fwd", "an expression reads aux tensor '",
-       out_of_range_, "' outside its shape");
+  fail(attention_op_name(problem_.is_backward), "an expression reads aux tensor '", out_of_range_,
+       "' outside its shape");
 }
 
 HeadRules::HeadRules(const AttentionCall& call, const Sequence& sequence, int64_t head,

@@ -19,6 +19,11 @@
 
 namespace flashtile::cpu {
 
+/// Rows of a query block: a multiple of 6, the rows of a register tile.
+inline constexpr int64_t kBlockM = 96;
+/// Packed keys beyond one pair a worker, so that waves of small pairs are worth their barriers.
+inline constexpr int64_t kExtraBytes = int64_t{1} << 20;
+
 /// The kernels of one instruction set, and how its implementations are called.
 struct IsaEntry {
   Isa isa;

@@ -15,14 +15,10 @@
 namespace flashtile::cpu {
 namespace {
 
-constexpr int64_t kBlockM = 96;  ///< a multiple of 6, the rows of a register tile
 /// S (kBlockM, block_n) should stay in L1, K and V of a block in L2.
 int64_t block_n_for(const AttentionProblem& problem) {
   return problem.head_dim + problem.head_dim_v <= 512 ? 128 : 64;
 }
-
-/// Packed keys beyond one pair a worker, so that waves of small pairs are worth their barriers.
-constexpr int64_t kExtraBytes = int64_t{1} << 20;
 
 class ForwardLaunch {
  public:

@@ -6,8 +6,8 @@
 namespace flashtile::cuda {
 namespace {
 
-constexpr std::string_view kMagic = "FTKERNEL";
-constexpr uint32_t kVersion = 1;
+constexpr std::string_view kEntryMagic = "FTKERNEL";
+constexpr uint32_t kEntryFormat = 1;
 
 /// The numbers of a usage in the order of the file.
 template <class Usage>
@@ -19,8 +19,8 @@ auto members_of(Usage& usage) {
 }  // namespace
 
 std::string write_kernel_file(const Digest& key, const CompiledKernel& kernel) {
-  std::string bytes(kMagic);
-  append_number(bytes, kVersion);
+  std::string bytes(kEntryMagic);
+  append_number(bytes, kEntryFormat);
   append_number(bytes, static_cast<uint32_t>(kernel.compiler_version));
   bytes += as_text(key);
   for (const int32_t* value : members_of(kernel.usage)) {
@@ -40,7 +40,7 @@ std::optional<CompiledKernel> read_kernel_file(std::string_view bytes, const Dig
   if (bytes.size() < sizeof(Digest)) return std::nullopt;
   const std::string_view content = bytes.substr(0, bytes.size() - sizeof(Digest));
   ByteReader reader(content);
-  if (reader.text(kMagic.size()) != kMagic || reader.number<uint32_t>() != kVersion) {
+  if (reader.text(kEntryMagic.size()) != kEntryMagic || reader.number<uint32_t>() != kEntryFormat) {
     return std::nullopt;
   }
   CompiledKernel kernel;

@@ -17,8 +17,8 @@
 namespace flashtile::cuda {
 namespace {
 
-constexpr std::string_view kMagic = "FTKPACK\n";
-constexpr uint32_t kVersion = 1;
+constexpr std::string_view kPackMagic = "FTKPACK\n";
+constexpr uint32_t kPackFormat = 1;
 // magic, version, number of kernels, digest of the device text (hexadecimal), digest of the index
 constexpr uint64_t kHeaderBytes = 8 + 4 + 4 + 64 + 32;
 constexpr uint64_t kPlaceBytes = 32 + 8 + 8;
@@ -44,11 +44,12 @@ KernelPack::KernelPack(const std::string& path)
   if (!S_ISREG(status.st_mode)) fail(path, "is no file");
   const auto file_bytes = static_cast<uint64_t>(status.st_size);
   const std::optional<std::string> header = read_part(file_, 0, kHeaderBytes);
-  if (!header || !header->starts_with(kMagic)) fail(path, "is not a kernel pack");
-  ByteReader reader(std::string_view(*header).substr(kMagic.size()));
+  if (!header || !header->starts_with(kPackMagic)) fail(path, "is not a kernel pack");
+  ByteReader reader(std::string_view(*header).substr(kPackMagic.size()));
   const auto version = reader.number<uint32_t>();
-  if (version != kVersion) {
-    fail(path, "has format " + std::to_string(version) + ", expected " + std::to_string(kVersion));
+  if (version != kPackFormat) {
+    fail(path,
+         "has format " + std::to_string(version) + ", expected " + std::to_string(kPackFormat));
   }
   const uint64_t count = reader.number<uint32_t>();
   is_for_this_library_ = reader.text(64) == device_headers_digest();
@@ -98,8 +99,8 @@ void write_kernel_pack(const std::string& path,
     append_number(index, uint64_t{bytes.size()});
     content += bytes;
   }
-  std::string header(kMagic);
-  append_number(header, kVersion);
+  std::string header(kPackMagic);
+  append_number(header, kPackFormat);
   append_number(header, static_cast<uint32_t>(kernels.size()));
   header += device_headers_digest();
   header += as_text(sha256(index));

@@ -16,13 +16,10 @@
 
 namespace flashtile::cuda {
 
-namespace {
-using ProgramHandle = struct ProgramTag*;
-using Result = int;
-constexpr int kAnyMajor = 1000;
-}  // namespace
-
 struct Nvrtc::Api {
+  using ProgramHandle = struct ProgramTag*;
+  using Result = int;
+
   Result (*version)(int* major, int* minor) = nullptr;
   Result (*create)(ProgramHandle* program, const char* text, const char* name, int num_headers,
                    const char* const* headers, const char* const* include_names) = nullptr;
@@ -74,6 +71,8 @@ std::string file_of(void* library, const std::string& asked) {
   const bool is_known = ::dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr;
   return is_known && map->l_name != nullptr && map->l_name[0] != '\0' ? map->l_name : asked;
 }
+
+constexpr int kAnyMajor = 1000;
 
 struct Slot {
   std::unique_ptr<Nvrtc> nvrtc;
@@ -265,9 +264,9 @@ CompiledKernel Nvrtc::compile_here(const Program& program) const {
                                       "--ptxas-options=-v", "--modify-stack-limit=false"};
   for (const std::string& flag : program.flags) options.push_back(flag.c_str());
 
-  ProgramHandle handle = nullptr;
+  Api::ProgramHandle handle = nullptr;
   const std::string name = program.entry + ".cu";
-  const auto check = [&](Result result, const char* what) {
+  const auto check = [&](Api::Result result, const char* what) {
     if (result == 0) return;
     throw Error(ErrorCode::kInternal,
                 program.entry + ": NVRTC cannot " + what + ": " + api_->error_text(result));
@@ -275,9 +274,12 @@ CompiledKernel Nvrtc::compile_here(const Program& program) const {
   check(api_->create(&handle, program.text.c_str(), name.c_str(), static_cast<int>(names.size()),
                      texts.data(), names.data()),
         "take the program");
-  const auto destroy = [this](ProgramHandle program_handle) { api_->destroy(&program_handle); };
+  const auto destroy = [this](Api::ProgramHandle program_handle) {
+    api_->destroy(&program_handle);
+  };
   const std::unique_ptr<ProgramTag, decltype(destroy)> owner(handle, destroy);
-  const Result result = api_->compile(handle, static_cast<int>(options.size()), options.data());
+  const Api::Result result =
+      api_->compile(handle, static_cast<int>(options.size()), options.data());
   size_t bytes = 0;
   check(api_->log_bytes(handle, &bytes), "give its log");
   std::string log(bytes, '\0');

@@ -17,10 +17,6 @@ std::vector<AttentionImplementation> list_implementations(bool is_backward) {
   return all;
 }
 
-std::string_view op_name(bool is_backward) {
-  return is_backward ? "attention_bwd" : "attention_fwd";
-}
-
 bool has_memory(const AttentionArgs& args) {
   return args.q.data != nullptr || args.k.data != nullptr || args.v.data != nullptr;
 }
@@ -46,7 +42,7 @@ AttentionProblem problem_to_explain(const AttentionArgs& args, bool is_backward,
   AttentionProblem problem = is_call ? make_attention_problem(args, is_backward)
                                      : make_attention_problem_from_shapes(args, is_backward);
   if (!is_call) problem.device = context.device;
-  choose_gpu(op_name(is_backward), context, problem);
+  choose_gpu(attention_op_name(is_backward), context, problem);
   return problem;
 }
 
@@ -92,7 +88,7 @@ std::vector<std::string> attention_implementation_names(bool is_backward, Device
 }
 
 void run_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
-  const std::string_view op = op_name(is_backward);
+  const std::string_view op = attention_op_name(is_backward);
   if (!context.arch.empty()) {
     fail(op, "arch is '", context.arch, "', but only explain takes one");
   }
@@ -119,15 +115,15 @@ void run_attention(const AttentionArgs& args, bool is_backward, const Context& c
 
 Explanation explain_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
   const AttentionProblem problem = problem_to_explain(args, is_backward, context);
-  return explain_selection(op_name(is_backward), attention_implementations(is_backward), problem,
-                           context);
+  return explain_selection(attention_op_name(is_backward), attention_implementations(is_backward),
+                           problem, context);
 }
 
 std::vector<KernelChoice> attention_kernels(const AttentionArgs& args, bool is_backward,
                                             const Context& context) {
   const AttentionProblem problem = problem_to_explain(args, is_backward, context);
-  const AttentionImplementation& implementation =
-      select(op_name(is_backward), attention_implementations(is_backward), problem, context);
+  const AttentionImplementation& implementation = select(
+      attention_op_name(is_backward), attention_implementations(is_backward), problem, context);
   return implementation.plan(problem).kernels;
 }
 

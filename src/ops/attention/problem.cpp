@@ -18,10 +18,6 @@ namespace {
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxAlignment = 256;
 
-std::string_view op_name(bool is_backward) {
-  return is_backward ? "attention_bwd" : "attention_fwd";
-}
-
 bool is_host(const TensorView& tensor) { return tensor && tensor.device.type == DeviceType::kCpu; }
 
 void set_sizes(AttentionProblem& problem, const AttentionArgs& args) {
@@ -278,7 +274,7 @@ void set_layouts(AttentionProblem& problem, const AttentionArgs& args) {
 }
 
 AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool has_data) {
-  const std::string_view op = op_name(is_backward);
+  const std::string_view op = attention_op_name(is_backward);
   const OpSpec& spec = is_backward ? attention_bwd_spec() : attention_fwd_spec();
   if (has_data) {
     validate_call(spec, &args);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/gpu_model.hpp"
@@ -13,6 +14,10 @@
 #include "variant/expr/expr.hpp"
 
 namespace flashtile {
+
+constexpr std::string_view attention_op_name(bool is_backward) {
+  return is_backward ? "attention_bwd" : "attention_fwd";
+}
 
 /// How a tensor lies in memory, without the memory.
 struct TensorLayout {

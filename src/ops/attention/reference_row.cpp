@@ -58,8 +58,8 @@ double ReferenceHead::keep_factor(int64_t q_idx, int64_t k_idx) const {
 void ReferenceHead::check_indices(const variant::Evaluator& evaluator) const {
   const variant::IndexError* error = evaluator.index_error();
   if (error == nullptr) return;
-  fail(problem_.is_backward ? "attention_bwd" : "attention_fwd", "an expression reads ", error->aux,
-       " at ", error->index, " in dimension ", error->dimension, ", which has size ", error->size);
+  fail(attention_op_name(problem_.is_backward), "an expression reads ", error->aux, " at ",
+       error->index, " in dimension ", error->dimension, ", which has size ", error->size);
 }
 
 void ReferenceHead::compute(int64_t q_idx, ReferenceRow* row) {

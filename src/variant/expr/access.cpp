@@ -9,9 +9,6 @@
 namespace flashtile::variant {
 namespace {
 
-constexpr VariableSet kQueryBit = variable_bit(Variable::kQIdx);
-constexpr VariableSet kKeyBit = variable_bit(Variable::kKIdx);
-
 bool is_diagonal(const Expr& expr, std::span<const VariableSet> uses, int32_t idx);
 
 bool is_diagonal_form(const Expr& expr, std::span<const VariableSet> uses, const LinearForm& form) {

@@ -16,6 +16,9 @@ constexpr VariableSet variable_bit(Variable variable) {
   return static_cast<VariableSet>(1u << static_cast<unsigned>(variable));
 }
 
+inline constexpr VariableSet kQueryBit = variable_bit(Variable::kQIdx);
+inline constexpr VariableSet kKeyBit = variable_bit(Variable::kKIdx);
+
 /// For each node the variables that it depends on.
 std::vector<VariableSet> variables_of_nodes(const Expr& expr);
 

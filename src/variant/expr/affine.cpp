@@ -57,7 +57,7 @@ class BandMatcher {
     if (form.k == 0 || form.k == std::numeric_limits<int64_t>::min() || form.q != -form.k) {
       return false;
     }
-    constexpr VariableSet kMoving = variable_bit(Variable::kQIdx) | variable_bit(Variable::kKIdx);
+    constexpr VariableSet kMoving = kQueryBit | kKeyBit;
     for (const LinearForm::Term& term : form.terms) {
       if ((uses_[static_cast<size_t>(term.node)] & kMoving) != 0) return false;
     }

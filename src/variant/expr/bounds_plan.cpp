@@ -14,9 +14,6 @@ namespace {
 
 using Kind = BoundsStep::Kind;
 
-constexpr VariableSet kQueryBit = variable_bit(Variable::kQIdx);
-constexpr VariableSet kKeyBit = variable_bit(Variable::kKIdx);
-
 double size_of(int64_t factor) { return std::fabs(static_cast<double>(factor)); }
 
 class Planner {

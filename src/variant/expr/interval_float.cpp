@@ -32,8 +32,8 @@ double moved_down(double x, double relative) {
 
 double moved_up(double x, double relative) { return -moved_down(-x, relative); }
 
-constexpr double kRounding = 0x1p-23;   // one correctly rounded operation, twice its error
-constexpr double kFunctions = 0x1p-20;  // the polynomials of the kernels
+constexpr double kRounding = 0x1p-23;       // one correctly rounded operation, twice its error
+constexpr double kFunctionError = 0x1p-20;  // the polynomials of the kernels
 
 // Of an operation that is correctly rounded in both precisions: what float32 can hold is exact.
 Interval rounded(double lo, double hi, bool may_be_nan) {
@@ -47,7 +47,8 @@ Interval rounded(double lo, double hi, bool may_be_nan) {
 Interval approximate(double lo, double hi, bool may_be_nan, double absolute = 0) {
   if (std::isnan(lo)) lo = -kInfinity;
   if (std::isnan(hi)) hi = kInfinity;
-  return {moved_down(lo, kFunctions) - absolute, moved_up(hi, kFunctions) + absolute, may_be_nan};
+  return {moved_down(lo, kFunctionError) - absolute, moved_up(hi, kFunctionError) + absolute,
+          may_be_nan};
 }
 
 bool has_infinity(Interval a) { return a.lo == -kInfinity || a.hi == kInfinity; }
