@@ -30,8 +30,8 @@ if(cli_missing)
 endif()
 
 flashtile_apply_isa(cli_sources)
-# CLI11 and nlohmann-json cost a compiler some four seconds in each file that includes them, and
-# half of that goes into making fast what is not hot: they are compiled as one, without optimisation.
+# CLI11 and nlohmann-json cost a compiler some four seconds in each file that includes them, half of
+# them for making fast what is not hot: those files are compiled as one, without optimisation.
 set(cli_heavy "")
 foreach(source IN LISTS cli_sources)
   file(STRINGS ${source} heavy REGEX "commands\\.hpp|<CLI/|<nlohmann/" LIMIT_COUNT 1)
