@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/jit/kernel.hpp"
+#include "cuda/launch/attention_bwd.hpp"
 #include "cuda/launch/attention_fwd.hpp"
 #include "ops/attention/implementations.hpp"
 
@@ -12,10 +13,19 @@ std::string refuse_forward(const AttentionProblem& problem) {
   return refusal;
 }
 
+std::string refuse_backward(const AttentionProblem& problem) {
+  std::string refusal = cuda::refuse_attention_bwd(problem);
+  if (refusal.empty()) refusal = cuda::cannot_run(*problem.gpu);
+  return refusal;
+}
+
 }  // namespace
 
 std::vector<AttentionImplementation> cuda_attention_implementations(bool is_backward) {
-  if (is_backward) return {};
+  if (is_backward) {
+    return {{"attention_bwd_portable", refuse_backward, cuda::plan_attention_bwd,
+             cuda::launch_attention_bwd, DeviceType::kCuda}};
+  }
   return {{"attention_fwd_portable", refuse_forward, cuda::plan_attention_fwd,
            cuda::launch_attention_fwd, DeviceType::kCuda}};
 }

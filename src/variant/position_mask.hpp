@@ -12,7 +12,7 @@
 
 namespace flashtile::variant {
 
-/// Keys [begin, end); empty where end <= begin.
+/// Keys (or queries) [begin, end); empty where end <= begin.
 struct KeyRange {
   long long begin, end;
 };
@@ -42,6 +42,19 @@ struct PositionMask {
     }
     if (begin < 0) begin = 0;
     if (end > seqlen_k) end = seqlen_k;
+    return {begin, end};
+  }
+
+  /// The queries from which on key k_idx is seen, and from which on it is not any more. May lie
+  /// outside of those that there are; k_idx is below seqlen_k.
+  FLASHTILE_VARIANT_INLINE KeyRange queries(long long k_idx) const {
+    long long begin = k_idx - upper;
+    long long end = k_idx - lower + 1;
+    if (chunk > 0) {
+      const long long first = k_idx - k_idx % chunk - query_offset;
+      if (first > begin) begin = first;
+      if (first + chunk < end) end = first + chunk;
+    }
     return {begin, end};
   }
 };

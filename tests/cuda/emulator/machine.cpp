@@ -17,11 +17,6 @@ constexpr int kWarpSize = 32;
 constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kPage = 4096;
 
-[[noreturn]] void stop(const char* text) {
-  std::fprintf(stderr, "emulated GPU: %s\n", text);
-  std::abort();
-}
-
 enum class Waits { kNothing, kWarp, kCta, kEnd };
 
 struct Copy {
@@ -168,6 +163,11 @@ std::unique_ptr<Fiber> make_fiber(const Thread& thread, char* stack) {
 }
 
 }  // namespace
+
+void stop(const char* text) {
+  std::fprintf(stderr, "emulated GPU: %s\n", text);
+  std::abort();
+}
 
 const Thread& current() { return machine.running->thread; }
 

@@ -21,6 +21,9 @@ struct Thread {
   long long num_ctas;
 };
 
+/// Ends the program.
+[[noreturn]] void stop(const char* text);
+
 /// The fiber that runs.
 const Thread& current();
 

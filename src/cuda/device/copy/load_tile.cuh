@@ -36,6 +36,7 @@ struct TileCopy {
   static constexpr int kElementBytes = element_bytes(element);
   static constexpr int kElements = 16 / kElementBytes;  ///< of a chunk
   static constexpr int kChunks = kCols / kElements;
+  static constexpr int kNumRows = kRows;
   static constexpr int kRowsAtOnce = kThreads / 8;
 
   FLASHTILE_DEVICE static int first_row() { return fresh(thread_idx()) / 8; }

@@ -36,10 +36,6 @@ FLASHTILE_DEVICE void store_elements(const float (&acc)[kTilesM][kTilesV][4], in
   }
 }
 
-struct alignas(8) FloatPair {
-  float x, y;
-};
-
 /// float32 rows of neighbouring elements that are aligned to 8 bytes: the four lanes of a row write
 /// whole sectors as they stand.
 template <int kTilesM, int kTilesV, class RowAddress>

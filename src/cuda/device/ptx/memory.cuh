@@ -56,9 +56,36 @@ FLASHTILE_DEVICE void load_matrices_transposed(uint32 (&r)[4], uint32 address) {
                : "r"(address));
 }
 
+/// Four 8x8 matrices of 16-bit elements as an accumulator's lanes hold them: element (row l / 4,
+/// columns 2 (l % 4), + 1) of each. Lane l gives the address of row l % 8 of matrix l / 8, and
+/// `own(i)` where its own elements of matrix i go, for GPUs that have no instruction for it.
+template <class OwnAddress>
+FLASHTILE_DEVICE void store_matrices(uint32 address, const uint32 (&r)[4], const OwnAddress& own) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+#else
+  FLASHTILE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(own(i)), "r"(r[i]) : "memory");
+  }
+#endif
+}
+
 struct alignas(16) Vector4 {
   uint32 x, y, z, w;
 };
+
+struct alignas(8) FloatPair {
+  float x, y;
+};
+
+FLASHTILE_DEVICE FloatPair load_shared_pair(uint32 address) {
+  FloatPair value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address));
+  return value;
+}
 
 FLASHTILE_DEVICE float load_shared(uint32 address) {
   float value;
@@ -100,9 +127,32 @@ FLASHTILE_DEVICE T load_global(const T* address) {
   return __ldg(address);
 }
 
+FLASHTILE_DEVICE Vector4 load_vector(const void* address) {
+  const uint4 value = __ldg(static_cast<const uint4*>(address));
+  return {value.x, value.y, value.z, value.w};
+}
+FLASHTILE_DEVICE void store_vector(void* address, const Vector4& value) {
+  *static_cast<Vector4*>(address) = value;
+}
+
 FLASHTILE_DEVICE void atomic_max(int* address, int value) { atomicMax(address, value); }
 FLASHTILE_DEVICE void atomic_min(uint32* address, uint32 value) { atomicMin(address, value); }
 FLASHTILE_DEVICE void atomic_or(uint32* address, uint32 value) { atomicOr(address, value); }
 FLASHTILE_DEVICE void atomic_add(float* address, float value) { atomicAdd(address, value); }
+
+/// True where one instruction adds four neighbours.
+#if __CUDA_ARCH__ >= 900
+constexpr bool kHasVectorAtomics = true;
+#else
+constexpr bool kHasVectorAtomics = false;
+#endif
+/// Adds to four neighbours, each by itself; aligned to 16 bytes. Where kHasVectorAtomics.
+FLASHTILE_DEVICE void atomic_add_vector(float* address, const float (&value)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),
+               "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3])
+               : "memory");
+#endif
+}
 
 }  // namespace flashtile::device

@@ -69,6 +69,11 @@ struct alignas(16) Vector4 {
   uint32 x, y, z, w;
 };
 
+struct alignas(8) FloatPair {
+  float x, y;
+};
+inline FloatPair load_shared_pair(uint32 address) { return shared_value<FloatPair>(address); }
+
 inline float load_shared(uint32 address) { return shared_value<float>(address); }
 inline void load_shared(float (&value)[4], uint32 address) {
   emulator::check_shared(address, 16, 16);
@@ -79,9 +84,27 @@ inline void store_shared(uint32 address, float value) { set_shared_value(address
 inline void store_shared(uint32 address, uint32 value) { set_shared_value(address, value); }
 inline void store_shared(uint32 address, const Vector4& value) { set_shared_value(address, value); }
 
+/// As the instruction does it: by the rows' addresses. `own` must agree with them.
+template <class OwnAddress>
+void store_matrices(uint32 address, const uint32 (&r)[4], const OwnAddress& own) {
+  const char* slots = emulator::exchange(&address, sizeof address);
+  for (int i = 0; i < 4; ++i) {
+    const uint32 row = value_of_lane<uint32>(slots, i * 8 + lane_idx() / 4);
+    emulator::check_shared(row, 16, 16);
+    const uint32 target = row + static_cast<uint32>(lane_idx() % 4 * 4);
+    if (own(i) != target) emulator::stop("a matrix has two addresses");
+    set_shared_value(target, r[i]);
+  }
+}
+
 template <class T>
 T load_global(const T* address) {
   return *address;
+}
+
+inline Vector4 load_vector(const void* address) { return *static_cast<const Vector4*>(address); }
+inline void store_vector(void* address, const Vector4& value) {
+  *static_cast<Vector4*>(address) = value;
 }
 
 inline void atomic_max(int* address, int value) { *address = *address < value ? value : *address; }
@@ -90,5 +113,10 @@ inline void atomic_min(uint32* address, uint32 value) {
 }
 inline void atomic_or(uint32* address, uint32 value) { *address |= value; }
 inline void atomic_add(float* address, float value) { *address += value; }
+
+constexpr bool kHasVectorAtomics = true;
+inline void atomic_add_vector(float* address, const float (&value)[4]) {
+  for (int i = 0; i < 4; ++i) address[i] += value[i];
+}
 
 }  // namespace flashtile::device

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The inner part of the backward: a CTA owns a block of keys and values, whose gradients stay in
+// registers, and goes over all query blocks that see some of it, of all heads of the group.
+//
+//   S' = K Q'            P' = 2^(S' scale - lse)
+//   dP' = V dO'          dS' = P' (dP' - delta)
+//   dV += P' dO    dK += dS' Q    dQ += dS K (atomically, in float32)
+//
+// Keys are the rows of all accumulators but those of dQ. Where a warp has all columns of its keys,
+// P' and dS' are operands as they stand, and only dQ takes dS from shared memory; else both go
+// through it, and warps share keys for the scores that divide the columns of dK and dV.
+#pragma once
+
+#include "cuda/device/backward/backward_state.cuh"
+#include "cuda/device/copy/load_tile.cuh"
+#include "cuda/device/mma/operands.cuh"
+#include "cuda/device/mma/tile_products.cuh"
+
+namespace flashtile::device {
+
+template <class ConfigOfKernel>
+struct BackwardTile {
+  using Config = ConfigOfKernel;
+  static constexpr BackwardShape kShape = {element_bytes(Config::kElement),
+                                           Config::kHeadDim,
+                                           Config::kHeadDimV,
+                                           Config::kBlockM,
+                                           Config::kBlockN,
+                                           Config::kWarpsN,
+                                           Config::kWarpsM,
+                                           Config::kDqWarpsM,
+                                           Config::kSlice,
+                                           Config::kNumStages};
+  static constexpr int kThreads = kShape.num_threads();
+  static constexpr int kBlockM = Config::kBlockM;
+  static constexpr int kBlockN = Config::kBlockN;
+  static constexpr int kSlice = Config::kSlice;
+  static constexpr int kTilesN = kBlockN / (16 * Config::kWarpsN);
+  static constexpr int kNumSlices = kBlockM / (Config::kWarpsM * kSlice);
+  /// Accumulator tiles of a warp's share of the columns.
+  static constexpr int kTilesD = Config::kHeadDim / (8 * Config::kWarpsM);
+  static constexpr int kTilesV = Config::kHeadDimV / (8 * Config::kWarpsM);
+  static constexpr int kDqTilesM = kBlockM / (16 * Config::kDqWarpsM);
+  static constexpr int kDqTilesD = Config::kHeadDim / (8 * kShape.dq_warps_d());
+  static constexpr bool kKeepsWeights = kShape.keeps_weights();
+  static_assert(kTilesN * 16 * Config::kWarpsN == kBlockN, "warps share the keys");
+  static_assert(kNumSlices * kSlice * Config::kWarpsM == kBlockM, "slices fill a block");
+  static_assert(kTilesD * 8 * Config::kWarpsM == Config::kHeadDim && kTilesD % 2 == 0,
+                "warps share the columns");
+  static_assert(kTilesV * 8 * Config::kWarpsM == Config::kHeadDimV && kTilesV % 2 == 0,
+                "warps share the columns");
+  static_assert(kDqTilesM * 16 * Config::kDqWarpsM == kBlockM, "warps share the queries");
+  static_assert(kDqTilesD * 8 * kShape.dq_warps_d() == Config::kHeadDim && kDqTilesD % 2 == 0,
+                "warps share the columns");
+
+  using State = BackwardState<Config>;
+  static_assert(sizeof(State) <= BackwardShape::kStateBytes, "the state fits its place");
+  using KeyTile = RowTile<Config::kElement, kBlockN, Config::kHeadDim>;
+  using ValueTile = RowTile<Config::kElement, kBlockN, Config::kHeadDimV>;
+  using QueryTile = RowTile<Config::kElement, kBlockM, Config::kHeadDim>;
+  using DoutTile = RowTile<Config::kElement, kBlockM, Config::kHeadDimV>;
+  using WeightTile = RowTile<Config::kElement, kBlockN, kBlockM>;
+  using KeyCopy =
+      TileCopy<Config::kElement, KeyTile, kBlockN, Config::kHeadDim, kThreads, Config::kCopyBytes>;
+  using ValueCopy = TileCopy<Config::kElement, ValueTile, kBlockN, Config::kHeadDimV, kThreads,
+                             Config::kCopyBytes>;
+  using QueryCopy = TileCopy<Config::kElement, QueryTile, kBlockM, Config::kHeadDim, kThreads,
+                             Config::kQueryCopyBytes>;
+  using DoutCopy = TileCopy<Config::kElement, DoutTile, kBlockM, Config::kHeadDimV, kThreads,
+                            Config::kDoutCopyBytes>;
+  using Scores = float[kTilesN][kSlice / 8][4];
+  using SliceWeights = Weights<Config::kElement, kTilesN, kSlice>;
+
+  /// One step: a query block of a head.
+  struct Step {
+    int head;
+    int m_block;
+  };
+
+  FLASHTILE_DEVICE static State& state() {
+    return *reinterpret_cast<State*>(shared_memory() + kShape.state_begin());
+  }
+
+  const AttentionParams& params;
+  const BackwardParams& backward;
+  uint32 shared;       ///< where shared memory begins
+  int first_warp_key;  ///< of the warp, in the block
+  int warp_m;          ///< which share of queries, or columns, is the warp's
+  float scale;         ///< log2 units of a product
+  float dk[kTilesN][kTilesD][4];
+  float dv[kTilesN][kTilesV][4];
+
+  FLASHTILE_DEVICE BackwardTile(const AttentionParams& p, const BackwardParams& b)
+      : params(p),
+        backward(b),
+        shared(shared_address(shared_memory())),
+        first_warp_key(warp_idx() % Config::kWarpsN * kTilesN * 16),
+        warp_m(warp_idx() / Config::kWarpsN),
+        scale(p.softmax_scale * kLog2e),
+        dk{},
+        dv{} {}
+
+  FLASHTILE_DEVICE uint32 place(int offset) const { return shared + static_cast<uint32>(offset); }
+  FLASHTILE_DEVICE uint32 key_tile() const { return shared; }
+  FLASHTILE_DEVICE uint32 value_tile() const { return place(kShape.values_begin()); }
+  FLASHTILE_DEVICE uint32 query_tile(int stage) const {
+    return place(kShape.stages_begin() + stage * kShape.stage_bytes());
+  }
+  FLASHTILE_DEVICE uint32 dout_tile(int stage) const {
+    return query_tile(stage) + static_cast<uint32>(kShape.query_bytes());
+  }
+  /// lse; behind it delta, and then pairs of ints: the keys that a query sees, from first_key on.
+  FLASHTILE_DEVICE uint32 vectors(int stage) const {
+    return dout_tile(stage) + static_cast<uint32>(kShape.dout_bytes());
+  }
+
+  // ---- Copies
+
+  /// Rows [0, num_rows) of a tile, zeros behind them.
+  template <class Copy>
+  FLASHTILE_DEVICE static void load_rows(uint32 tile, const char* source, int64 row_stride,
+                                         int num_rows, int num_cols, int64 element_stride) {
+    if (num_rows >= Copy::kNumRows) {
+      Copy::copy_strided(tile, num_cols, element_stride, source + Copy::first_row() * row_stride,
+                         row_stride);
+    } else {
+      Copy::copy_range(tile, num_cols, element_stride, 0, num_rows,
+                       [&](int row) { return source + row * row_stride; });
+    }
+  }
+
+  FLASHTILE_DEVICE void load_keys() const {
+    const State& s = state();
+    const KeyRows<false> keys(params.k, params.lengths, s.sequence, s.head_kv, 0);
+    const KeyRows<false> values(params.v, params.lengths, s.sequence, s.head_kv, 0);
+    load_rows<KeyCopy>(key_tile(), keys.row(s.first_key), keys.row_stride, s.num_keys,
+                       params.head_dim, params.k.element_stride);
+    load_rows<ValueCopy>(value_tile(), values.row(s.first_key), values.row_stride, s.num_keys,
+                         params.head_dim_v, params.v.element_stride);
+  }
+
+  /// Starts the copies of a step.
+  FLASHTILE_DEVICE void load_queries(const Step& step, int stage) const {
+    const State& s = state();
+    const int first = step.m_block * kBlockM;
+    const int num_rows = s.sequence.seqlen_q - first;
+    load_rows<QueryCopy>(query_tile(stage), query_row(params.q, s.sequence, first, step.head),
+                         params.q.row_stride, num_rows, params.head_dim, params.q.element_stride);
+    load_rows<DoutCopy>(dout_tile(stage), query_row(backward.dout, s.sequence, first, step.head),
+                        backward.dout.row_stride, num_rows, params.head_dim_v,
+                        backward.dout.element_stride);
+    const int thread = thread_idx();
+    if (thread < kBlockM / 2) {  // four rows of lse or delta
+      const int row = thread % (kBlockM / 4) * 4;
+      const bool is_delta = thread >= kBlockM / 4;
+      const int64 from = step.head * backward.padded_rows + s.padded_row + first;
+      const int count = num_rows - row;
+      copy_async<16>(vectors(stage) + static_cast<uint32>((is_delta ? kBlockM : 0) * 4 + row * 4),
+                     (is_delta ? backward.delta : backward.lse) + from + (count > 0 ? row : 0),
+                     count <= 0  ? 0
+                     : count < 4 ? count * 4
+                                 : 16);
+    }
+    if (!s.blocks.is_full(step.m_block) && thread < kBlockM) {
+      const bool is_there = thread < num_rows;
+      const variant::KeyRange range = s.position.keys(first + thread);
+      const int64 begin = is_there ? range.begin - s.first_key : 0;
+      const int64 end = is_there ? range.end - s.first_key : 0;
+      store_shared(vectors(stage) + static_cast<uint32>(kBlockM * 8 + thread * 8),
+                   static_cast<uint32>(static_cast<int>(clamp<int64>(begin, 0, kBlockN))));
+      store_shared(vectors(stage) + static_cast<uint32>(kBlockM * 8 + thread * 8 + 4),
+                   static_cast<uint32>(static_cast<int>(clamp<int64>(end, 0, kBlockN))));
+    }
+  }
+
+  // ---- From products to weights and their gradients
+
+  /// Hides what the pair's masks hide: the weight becomes 0, whatever it was.
+  FLASHTILE_DEVICE void make_weights_masked(Scores& s, Scores& dp, int stage,
+                                            int first_query) const {
+    make_weights(s, dp, stage, first_query);
+    const uint32 ranges = vectors(stage) + static_cast<uint32>(kBlockM * 8);
+    const int lane_query = first_query + lane_idx() % 4 * 2;
+    const int lane_key = first_warp_key + lane_idx() / 4;
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kSlice / 8; ++n) {
+      const Vector4 range =
+          load_shared_vector(ranges + static_cast<uint32>((lane_query + n * 8) * 8));
+      const int begin[2] = {static_cast<int>(range.x), static_cast<int>(range.z)};
+      const int end[2] = {static_cast<int>(range.y), static_cast<int>(range.w)};
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesN; ++m) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          const int key = lane_key + m * 16 + r / 2 * 8;
+          bool is_seen = key < end[r % 2];
+          if constexpr (Config::kHasLowerBound) is_seen = is_seen && key >= begin[r % 2];
+          if (!is_seen) s[m][n][r] = dp[m][n][r] = 0.0f;
+        }
+      }
+    }
+  }
+
+  /// Products become weights, and products of values and gradients become those of scores.
+  FLASHTILE_DEVICE void make_weights(Scores& s, Scores& dp, int stage, int first_query) const {
+    const uint32 lse = vectors(stage) + static_cast<uint32>((first_query + lane_idx() % 4 * 2) * 4);
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kSlice / 8; ++n) {
+      const FloatPair lse_pair = load_shared_pair(lse + static_cast<uint32>(n * 32));
+      const FloatPair delta_pair =
+          load_shared_pair(lse + static_cast<uint32>(kBlockM * 4 + n * 32));
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesN; ++m) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          const float shift = r % 2 == 0 ? lse_pair.x : lse_pair.y;
+          const float delta = r % 2 == 0 ? delta_pair.x : delta_pair.y;
+          s[m][n][r] = exp2_approx(fused_multiply_add(s[m][n][r], scale, -shift));
+          dp[m][n][r] = s[m][n][r] * (dp[m][n][r] - delta);
+        }
+      }
+    }
+  }
+
+  template <bool kMasked>
+  FLASHTILE_DEVICE void process_slice(int stage, int slice) {
+    const int first_query = (warp_m * kNumSlices + slice) * kSlice;
+    const HeldRows<Config::kElement, kTilesN, Config::kHeadDim> no_keys = {};
+    const HeldRows<Config::kElement, kTilesN, Config::kHeadDimV> no_values = {};
+    Scores s = {};
+    accumulate_scores<Config::kElement, kTilesN, kSlice, Config::kHeadDim, false, KeyTile,
+                      QueryTile>(s, no_keys, key_tile(), first_warp_key, query_tile(stage),
+                                 first_query);
+    Scores dp = {};
+    accumulate_scores<Config::kElement, kTilesN, kSlice, Config::kHeadDimV, false, ValueTile,
+                      DoutTile>(dp, no_values, value_tile(), first_warp_key, dout_tile(stage),
+                                first_query);
+    if constexpr (kMasked) {
+      make_weights_masked(s, dp, stage, first_query);
+    } else {
+      make_weights(s, dp, stage, first_query);
+    }
+    SliceWeights weights, dscores;
+    weights.set(s);
+    dscores.set(dp);
+    store_weights<WeightTile>(place(kShape.dscores_begin()), dscores, first_warp_key, first_query);
+    if constexpr (kKeepsWeights) {
+      accumulate_values<Config::kElement, kTilesN, kTilesV, kSlice, Config::kHeadDimV, DoutTile>(
+          dv, weights, dout_tile(stage), first_query, 0);
+      accumulate_values<Config::kElement, kTilesN, kTilesD, kSlice, Config::kHeadDim, QueryTile>(
+          dk, dscores, query_tile(stage), first_query, 0);
+    } else {
+      store_weights<WeightTile>(place(kShape.weights_begin()), weights, first_warp_key,
+                                first_query);
+    }
+  }
+
+  FLASHTILE_DEVICE void add_dq(const Step& step) const {
+    const int warp = warp_idx();
+    const int first_row = warp % Config::kDqWarpsM * kDqTilesM * 16;
+    const int warp_d = warp / Config::kDqWarpsM;
+    float dq[kDqTilesM][kDqTilesD][4] = {};
+    multiply_tiles<Config::kElement, true, kDqTilesM, kDqTilesD, kBlockN, WeightTile, KeyTile>(
+        dq, place(kShape.dscores_begin()), first_row, key_tile(), warp_d * (kDqTilesD / 2));
+    const State& s = state();
+    const int q_idx = step.m_block * kBlockM + first_row;
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kDqTilesM; ++m) {
+      if (q_idx + m * 16 >= s.sequence.seqlen_q) break;
+      float* tile = dq_tile<Config::kHeadDim>(backward, step.head, s.padded_row + q_idx + m * 16,
+                                              warp_d * kDqTilesD);
+      FLASHTILE_UNROLL
+      for (int d = 0; d < kDqTilesD; ++d) add_to_dq_tile(tile + d * 128, dq[m][d]);
+    }
+  }
+
+  FLASHTILE_DEVICE void process_step(const Step& step, int stage) {
+    if (state().blocks.is_full(step.m_block)) {
+      FLASHTILE_UNROLL
+      for (int slice = 0; slice < kNumSlices; ++slice) process_slice<false>(stage, slice);
+    } else {
+      FLASHTILE_UNROLL
+      for (int slice = 0; slice < kNumSlices; ++slice) process_slice<true>(stage, slice);
+    }
+    sync_cta();
+    if constexpr (!kKeepsWeights) {
+      multiply_tiles<Config::kElement, false, kTilesN, kTilesV, kBlockM, WeightTile, DoutTile>(
+          dv, place(kShape.weights_begin()), first_warp_key, dout_tile(stage),
+          warp_m * (kTilesV / 2));
+      multiply_tiles<Config::kElement, false, kTilesN, kTilesD, kBlockM, WeightTile, QueryTile>(
+          dk, place(kShape.dscores_begin()), first_warp_key, query_tile(stage),
+          warp_m * (kTilesD / 2));
+    }
+    add_dq(step);
+  }
+
+  // ---- Steps
+
+  FLASHTILE_DEVICE bool holds(const Step& step) const {
+    const State& s = state();
+    return step.head < (s.head_kv + 1) * params.group_size && s.blocks.end > s.blocks.begin;
+  }
+  FLASHTILE_DEVICE Step next(Step step) const {
+    if (++step.m_block == state().blocks.end) {
+      step.m_block = state().blocks.begin;
+      ++step.head;
+    }
+    return step;
+  }
+
+  FLASHTILE_DEVICE void run() {
+    load_keys();
+    Step step = {state().head_kv * params.group_size, state().blocks.begin};
+    if (holds(step)) load_queries(step, 0);
+    copy_async_commit();
+    int stage = 0;
+    FLASHTILE_NO_UNROLL
+    while (holds(step)) {
+      // The step's queries are there for all, and nobody reads what the last step left.
+      copy_async_wait<0>();
+      sync_cta();
+      const Step next_step = next(step);
+      if constexpr (Config::kNumStages == 2) {
+        if (holds(next_step)) load_queries(next_step, stage ^ 1);
+        copy_async_commit();
+      }
+      process_step(step, stage);
+      if constexpr (Config::kNumStages == 1) {
+        sync_cta();
+        if (holds(next_step)) load_queries(next_step, stage);
+        copy_async_commit();
+      } else {
+        stage ^= 1;
+      }
+      step = next_step;
+    }
+    copy_async_wait<0>();
+    sync_cta();
+  }
+};
+
+}  // namespace flashtile::device

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the backward keeps what it knows of a query, and the sums of dq.
+#pragma once
+
+#include "cuda/device/copy/rows.cuh"
+#include "cuda/device/params/backward_params.hpp"
+#include "cuda/device/params/backward_shape.hpp"
+#include "cuda/device/ptx/convert.cuh"
+#include "cuda/device/ptx/thread.cuh"
+
+namespace flashtile::device {
+
+/// The row of query 0 of a sequence: a multiple of kRowPadding, with room for all its queries
+/// before the next sequence's.
+FLASHTILE_DEVICE int64 padded_row(const AttentionParams& params, const Sequence& sequence) {
+  if (params.lengths.cu_seqlens_q.data) {
+    const int64 row = sequence.q_begin + static_cast<int64>(kRowPadding) * sequence.batch_idx;
+    return row / kRowPadding * kRowPadding;
+  }
+  const int64 each = (params.lengths.max_seqlen_q + kRowPadding - 1) / kRowPadding * kRowPadding;
+  return sequence.batch_idx * each;
+}
+
+/// The place of a 16x8 tile of the sums of dq: rows from `row` of a head, columns 8 column_tile.
+template <int kHeadDim>
+FLASHTILE_DEVICE float* dq_tile(const BackwardParams& backward, int head, int64 row,
+                                int column_tile) {
+  const int64 row_tile = (head * backward.padded_rows + row) / kRowPadding;
+  return backward.dq_sums + (row_tile * (kHeadDim / 8) + column_tile) * 128;
+}
+
+/// Adds a warp's accumulator of 16x8 to a tile. Lanes follow each other with their four elements,
+/// or elements with their 32 lanes, whichever is fewer and whole transactions.
+FLASHTILE_DEVICE void add_to_dq_tile(float* tile, const float (&acc)[4]) {
+  if constexpr (kHasVectorAtomics) {
+    atomic_add_vector(tile + lane_idx() * 4, acc);
+  } else {
+    FLASHTILE_UNROLL
+    for (int r = 0; r < 4; ++r) atomic_add(tile + r * kWarpSize + lane_idx(), acc[r]);
+  }
+}
+
+/// Columns 0 to 7 of rows `group` and group + 8 of a tile.
+FLASHTILE_DEVICE void load_dq_rows(const float* tile, int group, float (&low)[8],
+                                   float (&high)[8]) {
+  FLASHTILE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kHasVectorAtomics) {
+      const Vector4 part = load_vector(tile + group * 16 + i * 4);
+      low[2 * i] = float_from_bits(part.x);
+      low[2 * i + 1] = float_from_bits(part.y);
+      high[2 * i] = float_from_bits(part.z);
+      high[2 * i + 1] = float_from_bits(part.w);
+    } else {
+      const Vector4 part = load_vector(tile + i * kWarpSize + group * 4);
+      float(&target)[8] = i < 2 ? low : high;
+      target[i % 2] = float_from_bits(part.x);
+      target[2 + i % 2] = float_from_bits(part.y);
+      target[4 + i % 2] = float_from_bits(part.z);
+      target[6 + i % 2] = float_from_bits(part.w);
+    }
+  }
+}
+
+}  // namespace flashtile::device

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// attention_bwd_portable: gradients of keys and values, and the sums of those of queries, for every
+// GPU with mma.sync and cp.async (sm_80 and later). attention_bwd_prepare has run before.
+#pragma once
+
+#include "cuda/device/backward/backward_finish.cuh"
+
+FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BackwardTile<Config>::kThreads,
+                                         Config::kMinCtas)
+    attention_bwd_portable(FLASHTILE_PARAMETER flashtile::device::AttentionParams params,
+                           FLASHTILE_PARAMETER Config::Expressions::Params user,
+                           FLASHTILE_PARAMETER flashtile::device::BackwardParams backward) {
+  using namespace flashtile::device;
+  using Work = BackwardTile<Config>;
+  if (thread_idx() == 0) Work::state().find(params, user, backward, cta_idx());
+  sync_cta();
+  if (Work::state().num_keys == 0) return;
+  Work work(params, backward);
+  work.run();
+  BackwardFinish<Work>::run(work);
+}
