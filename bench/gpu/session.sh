@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that needs a GPU, in one go: builds, checks, then times. Results go to $OUT.
-#   bench/gpu/session.sh [build] [golden] [check] [sweep] [forward]     (default: all)
-# $BUILD may hold programs that were built on another machine (flashtile, forward_sweep,
-# libflashtile.so.X.Y.Z): leave `build` out then.
+#   bench/gpu/session.sh [build] [golden] [check] [sweep] [forward] [backward_sweep] [backward]
+# (default: all). $BUILD may hold programs that were built on another machine (flashtile,
+# forward_sweep, backward_sweep, libflashtile.so.X.Y.Z): leave `build` out then.
 set -u
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-/tmp/flashtile-gpu}
 BUILD=${BUILD:-build/gpu}
 mkdir -p "$OUT"
 export FLASHTILE_CACHE_DIR=${FLASHTILE_CACHE_DIR:-$OUT/../flashtile-cache}
-parts=${*:-build golden check sweep forward}
+parts=${*:-build golden check sweep forward backward_sweep backward}
 jobs=$(nproc)
 
 has() { [[ " $parts " == *" $1 "* ]]; }
@@ -28,8 +28,10 @@ if has build; then
   # The program needs CLI11 and nlohmann-json, which may not be there.
   cmake --build "$BUILD" -j "$jobs" --target flashtile_cli >> "$OUT/cmake.log" 2>&1 ||
     echo "no program: $(grep -m1 'no CLI' "$OUT/cmake.log")"
-  g++ -std=c++20 -O2 -Iinclude -Isrc bench/gpu/forward_sweep.cpp "$BUILD/libflashtile_internal.a" \
-    -fopenmp -ldl -lpthread -o "$BUILD/forward_sweep" || exit 1
+  for sweep in forward_sweep backward_sweep; do
+    g++ -std=c++20 -O2 -Iinclude -Isrc "bench/gpu/$sweep.cpp" "$BUILD/libflashtile_internal.a" \
+      -fopenmp -ldl -lpthread -o "$BUILD/$sweep" || exit 1
+  done
 fi
 if has golden && [ -x "$BUILD/flashtile" ]; then
   step golden
@@ -56,5 +58,16 @@ if has forward; then
   library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
   python3 bench/gpu/forward.py --library "$library" --json "$OUT/forward.jsonl" 2>&1 |
     tee "$OUT/forward.txt"
+fi
+if has backward_sweep; then
+  step backward_sweep
+  "$BUILD/backward_sweep" --json "$OUT/backward_sweep.jsonl" 2>&1 |
+    tee "$OUT/backward_sweep.txt" | awk '{ key = $1 $2 $3 $4; if (count[key]++ < 4 || /^#/) print }'
+fi
+if has backward; then
+  step backward
+  library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
+  python3 bench/gpu/backward.py --library "$library" --json "$OUT/backward.jsonl" 2>&1 |
+    tee "$OUT/backward.txt"
 fi
 step done

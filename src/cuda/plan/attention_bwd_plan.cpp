@@ -56,8 +56,9 @@ std::string backward_config(const AttentionProblem& problem, const BackwardPlan&
          config_int("kHeadDim", shape.head_dim) + config_int("kHeadDimV", shape.head_dim_v) +
          config_int("kBlockM", shape.block_m) + config_int("kBlockN", shape.block_n) +
          config_int("kWarpsN", shape.warps_n) + config_int("kWarpsM", shape.warps_m) +
-         config_int("kDqWarpsM", shape.dq_warps_m) + config_int("kSlice", shape.slice) +
-         config_int("kNumStages", shape.num_stages) + config_int("kMinCtas", plan.tiling.min_ctas) +
+         config_int("kDqWarpsM", shape.dq_warps_m) + config_int("kDqPasses", shape.dq_passes) +
+         config_int("kSlice", shape.slice) + config_int("kNumStages", shape.num_stages) +
+         config_int("kMinCtas", plan.tiling.min_ctas) +
          config_int("kCopyBytes", std::min(copy_bytes(problem.k), copy_bytes(problem.v))) +
          config_int("kQueryCopyBytes", copy_bytes(problem.q)) +
          config_int("kDoutCopyBytes", copy_bytes(problem.dout)) +
@@ -103,15 +104,15 @@ BackwardPlan make_backward_plan(const AttentionProblem& problem) {
 std::vector<KernelChoice> backward_kernels(const AttentionProblem& problem,
                                            const BackwardPlan& plan) {
   std::vector<KernelChoice> kernels;
+  const KernelChoice main =
+      tile_kernel(problem, "attention_bwd_portable", backward_config(problem, plan), plan.num_ctas,
+                  plan.tiling.shape.num_threads(), plan.tiling.shape.shared_bytes());
+  if (plan.is_main_only) return {main};
   const int64_t num_row_blocks =
       problem.batch_size * ceil_div(problem.max_seqlen_q, device::kRowPadding) * problem.num_heads;
   kernels.push_back(strided_kernel(problem, "attention_bwd_prepare", prepare_config(problem, plan),
                                    num_row_blocks));
-  if (plan.num_ctas > 0) {
-    kernels.push_back(tile_kernel(problem, "attention_bwd_portable", backward_config(problem, plan),
-                                  plan.num_ctas, plan.tiling.shape.num_threads(),
-                                  plan.tiling.shape.shared_bytes()));
-  }
+  if (plan.num_ctas > 0) kernels.push_back(main);
   kernels.push_back(strided_kernel(problem, "attention_bwd_convert", convert_config(problem, plan),
                                    num_row_blocks));
   return kernels;

@@ -23,7 +23,8 @@ struct BackwardPlan {
   BackwardTiling tiling;
   int64_t num_n_blocks = 0;  ///< of the longest sequence
   int64_t num_ctas = 0;
-  int64_t padded_rows = 0;  ///< of a head, over all sequences
+  int64_t padded_rows = 0;    ///< of a head, over all sequences
+  bool is_main_only = false;  ///< for timing: without the kernels before and after
   WorkspaceRegion lse, delta, dq_sums;
   int64_t workspace_bytes = 0;
 };

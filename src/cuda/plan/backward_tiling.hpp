@@ -8,9 +8,16 @@ namespace flashtile::cuda {
 /// The tile shape for a problem on its GPU.
 BackwardTiling choose_backward_tiling(const AttentionProblem& problem);
 
-/// A shape with head dims padded as its warps need it.
-BackwardTiling backward_tiling(const AttentionProblem& problem, int block_m, int block_n,
-                               int warps_n, int warps_m, int dq_warps_m, int slice, int num_stages,
-                               int min_ctas);
+/// A shape's sizes without the head dims, which follow from the problem and the warps.
+struct BackwardBlocks {
+  int block_m, block_n;
+  int warps_n, warps_m;
+  int dq_warps_m, dq_passes;
+  int slice, num_stages;
+  int min_ctas;
+};
+
+/// The tiling with head dims padded as its warps need it.
+BackwardTiling backward_tiling(const AttentionProblem& problem, const BackwardBlocks& blocks);
 
 }  // namespace flashtile::cuda

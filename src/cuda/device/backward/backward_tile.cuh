@@ -30,6 +30,7 @@ struct BackwardTile {
                                            Config::kWarpsN,
                                            Config::kWarpsM,
                                            Config::kDqWarpsM,
+                                           Config::kDqPasses,
                                            Config::kSlice,
                                            Config::kNumStages};
   static constexpr int kThreads = kShape.num_threads();
@@ -42,7 +43,7 @@ struct BackwardTile {
   static constexpr int kTilesD = Config::kHeadDim / (8 * Config::kWarpsM);
   static constexpr int kTilesV = Config::kHeadDimV / (8 * Config::kWarpsM);
   static constexpr int kDqTilesM = kBlockM / (16 * Config::kDqWarpsM);
-  static constexpr int kDqTilesD = Config::kHeadDim / (8 * kShape.dq_warps_d());
+  static constexpr int kDqTilesD = kShape.dq_columns() / 8;
   static constexpr bool kKeepsWeights = kShape.keeps_weights();
   static_assert(kTilesN * 16 * Config::kWarpsN == kBlockN, "warps share the keys");
   static_assert(kNumSlices * kSlice * Config::kWarpsM == kBlockM, "slices fill a block");
@@ -51,7 +52,8 @@ struct BackwardTile {
   static_assert(kTilesV * 8 * Config::kWarpsM == Config::kHeadDimV && kTilesV % 2 == 0,
                 "warps share the columns");
   static_assert(kDqTilesM * 16 * Config::kDqWarpsM == kBlockM, "warps share the queries");
-  static_assert(kDqTilesD * 8 * kShape.dq_warps_d() == Config::kHeadDim && kDqTilesD % 2 == 0,
+  static_assert(kDqTilesD * 8 * kShape.dq_warps_d() * Config::kDqPasses == Config::kHeadDim &&
+                    kDqTilesD % 2 == 0,
                 "warps share the columns");
 
   using State = BackwardState<Config>;
@@ -256,26 +258,28 @@ struct BackwardTile {
     }
   }
 
-  FLASHTILE_DEVICE void add_dq(const Step& step) const {
+  /// Adds one part of the columns of dq.
+  FLASHTILE_DEVICE void add_dq(const Step& step, int pass) const {
     const int warp = warp_idx();
     const int first_row = warp % Config::kDqWarpsM * kDqTilesM * 16;
-    const int warp_d = warp / Config::kDqWarpsM;
+    const int part = pass * kShape.dq_warps_d() + warp / Config::kDqWarpsM;
     float dq[kDqTilesM][kDqTilesD][4] = {};
     multiply_tiles<Config::kElement, true, kDqTilesM, kDqTilesD, kBlockN, WeightTile, KeyTile>(
-        dq, place(kShape.dscores_begin()), first_row, key_tile(), warp_d * (kDqTilesD / 2));
+        dq, place(kShape.dscores_begin()), first_row, key_tile(), part * (kDqTilesD / 2));
     const State& s = state();
     const int q_idx = step.m_block * kBlockM + first_row;
     FLASHTILE_UNROLL
     for (int m = 0; m < kDqTilesM; ++m) {
       if (q_idx + m * 16 >= s.sequence.seqlen_q) break;
       float* tile = dq_tile<Config::kHeadDim>(backward, step.head, s.padded_row + q_idx + m * 16,
-                                              warp_d * kDqTilesD);
+                                              part * kDqTilesD);
       FLASHTILE_UNROLL
       for (int d = 0; d < kDqTilesD; ++d) add_to_dq_tile(tile + d * 128, dq[m][d]);
     }
   }
 
-  FLASHTILE_DEVICE void process_step(const Step& step, int stage) {
+  /// From products to weights and their gradients.
+  FLASHTILE_DEVICE void process_scores(const Step& step, int stage) {
     if (state().blocks.is_full(step.m_block)) {
       FLASHTILE_UNROLL
       for (int slice = 0; slice < kNumSlices; ++slice) process_slice<false>(stage, slice);
@@ -283,16 +287,17 @@ struct BackwardTile {
       FLASHTILE_UNROLL
       for (int slice = 0; slice < kNumSlices; ++slice) process_slice<true>(stage, slice);
     }
-    sync_cta();
-    if constexpr (!kKeepsWeights) {
-      multiply_tiles<Config::kElement, false, kTilesN, kTilesV, kBlockM, WeightTile, DoutTile>(
-          dv, place(kShape.weights_begin()), first_warp_key, dout_tile(stage),
-          warp_m * (kTilesV / 2));
-      multiply_tiles<Config::kElement, false, kTilesN, kTilesD, kBlockM, WeightTile, QueryTile>(
-          dk, place(kShape.dscores_begin()), first_warp_key, query_tile(stage),
-          warp_m * (kTilesD / 2));
-    }
-    add_dq(step);
+  }
+
+  /// What is left for keys and values once all warps have written their weights.
+  FLASHTILE_DEVICE void add_shared_weights(int stage) {
+    if constexpr (kKeepsWeights) return;
+    multiply_tiles<Config::kElement, false, kTilesN, kTilesV, kBlockM, WeightTile, DoutTile>(
+        dv, place(kShape.weights_begin()), first_warp_key, dout_tile(stage),
+        warp_m * (kTilesV / 2));
+    multiply_tiles<Config::kElement, false, kTilesN, kTilesD, kBlockM, WeightTile, QueryTile>(
+        dk, place(kShape.dscores_begin()), first_warp_key, query_tile(stage),
+        warp_m * (kTilesD / 2));
   }
 
   // ---- Steps
@@ -325,14 +330,18 @@ struct BackwardTile {
         if (holds(next_step)) load_queries(next_step, stage ^ 1);
         copy_async_commit();
       }
-      process_step(step, stage);
+      process_scores(step, stage);
+      sync_cta();
+      add_shared_weights(stage);
       if constexpr (Config::kNumStages == 1) {
-        sync_cta();
+        // dq needs neither queries nor their gradients.
+        if constexpr (!kKeepsWeights) sync_cta();
         if (holds(next_step)) load_queries(next_step, stage);
         copy_async_commit();
-      } else {
-        stage ^= 1;
       }
+      FLASHTILE_UNROLL
+      for (int pass = 0; pass < Config::kDqPasses; ++pass) add_dq(step, pass);
+      if constexpr (Config::kNumStages == 2) stage ^= 1;
       step = next_step;
     }
     copy_async_wait<0>();

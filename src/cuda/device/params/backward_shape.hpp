@@ -22,12 +22,15 @@ struct BackwardShape {
   int warps_n = 0;
   int warps_m = 0;
   int dq_warps_m = 0;
+  int dq_passes = 1;   ///< parts of the columns of dq, one after the other
   int slice = 0;       ///< queries that a warp takes from products to weights at once
   int num_stages = 0;  ///< of queries and their gradients
 
   constexpr int num_warps() const { return warps_n * warps_m; }
   constexpr int num_threads() const { return 32 * num_warps(); }
   constexpr int dq_warps_d() const { return num_warps() / dq_warps_m; }
+  /// Columns of dq that a warp works out at once.
+  constexpr int dq_columns() const { return head_dim / (dq_warps_d() * dq_passes); }
 
   constexpr int key_bytes() const { return row_tile_bytes(element_bytes, block_n, head_dim); }
   constexpr int value_bytes() const { return row_tile_bytes(element_bytes, block_n, head_dim_v); }
