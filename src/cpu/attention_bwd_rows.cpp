@@ -151,31 +151,4 @@ void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,
   kernels.bwd_pack_queries(request);
 }
 
-bool pack_keys(const AttentionCall& call, const OperandKernels& kernels, const AttentionPlan& plan,
-               const Pair& pair, int64_t begin, int64_t end, char* destination) {
-  const AttentionProblem& problem = call.problem();
-  const AttentionArgs& args = call.args();
-  const KeyRows k = key_rows(args.k, args, *pair.sequence, pair.head_kv);
-  const KeyRows v = key_rows(args.v, args, *pair.sequence, pair.head_kv);
-  std::vector<void*> k_addresses;
-  std::vector<void*> v_addresses;
-  row_addresses(k, begin, end, &k_addresses);
-  row_addresses(v, begin, end, &v_addresses);
-  uint8_t has_nonfinite = 0;
-  PackRequest request{};
-  request.first_rows = k_addresses.data();
-  request.second_rows = v_addresses.data();
-  request.first_dtype = request.second_dtype = problem.dtype;
-  request.first_stride = element_stride(k, problem.dtype);
-  request.second_stride = element_stride(v, problem.dtype);
-  request.num_rows = end - begin;
-  request.block_rows = plan.block_n;
-  request.head_dim = problem.head_dim;
-  request.head_dim_v = problem.head_dim_v;
-  request.destination = destination;
-  request.has_nonfinite = &has_nonfinite;
-  kernels.bwd_pack_keys(request);
-  return has_nonfinite != 0;
-}
-
 }  // namespace flashtile::cpu

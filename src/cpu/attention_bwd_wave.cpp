@@ -159,8 +159,9 @@ void BwdLaunch::pack_wave() {
         const int64_t n = part - group * member.num_m;
         const int64_t begin = n * shape_.block_n;
         const int64_t end = std::min(begin + shape_.block_n, member.pair.sequence->seqlen_k);
-        member.k_has_nonfinite[n] = pack_keys(call_, kernels_, plan_, member.pair, begin, end,
-                                              member.k_blocks + n * shape_.keys.block_bytes);
+        member.k_has_nonfinite[n] =
+            pack_keys(call_, kernels_.bwd_pack_keys, plan_.block_n, member.pair, begin, end,
+                      member.k_blocks + n * shape_.keys.block_bytes);
         std::fill_n(member.dk + n * shape_.block_n * shape_.dk_ld, shape_.block_n * shape_.dk_ld,
                     0.0f);
         std::fill_n(member.dv + n * shape_.block_n * shape_.dv_ld, shape_.block_n * shape_.dv_ld,

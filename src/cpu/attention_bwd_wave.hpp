@@ -67,13 +67,10 @@ struct BwdMember {
   }
 };
 
-/// Packs query block m (Q and dO), or keys [begin, end) (K and V), into `destination`. Returns
-/// whether K holds a NaN or infinity.
+/// Packs query block m (Q and dO) into `destination`.
 void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,
                       const RowStats& stats, const AttentionPlan& plan, const Sequence& sequence,
                       int64_t head, int64_t m, char* destination);
-bool pack_keys(const AttentionCall& call, const OperandKernels& kernels, const AttentionPlan& plan,
-               const Pair& pair, int64_t begin, int64_t end, char* destination);
 
 /// What a block of a head is made of but its queries, its keys, and where its sums go.
 BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,

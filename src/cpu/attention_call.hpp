@@ -128,6 +128,11 @@ int64_t element_stride(const AnyRows& rows, DType dtype) {
   return rows.element_stride / dtype_bytes(dtype);
 }
 
+/// Packs keys [begin, end) of a pair, K and V, as one block of block_n rows. Returns whether the
+/// tensor that `pack` looks at (see PackRequest) holds a NaN or infinity.
+bool pack_keys(const AttentionCall& call, void (*pack)(const PackRequest&), int64_t block_n,
+               const Pair& pair, int64_t begin, int64_t end, char* destination);
+
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void launch_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem,

@@ -112,7 +112,8 @@ class SharedColumns {
     block.k_block = key_memory;
     block.k_begin = k_begin;
     block.num_keys = k_end - k_begin;
-    block.k_has_nonfinite = pack_keys(call_, kernels_, plan_, pair, k_begin, k_end, key_memory);
+    block.k_has_nonfinite =
+        pack_keys(call_, kernels_.bwd_pack_keys, plan_.block_n, pair, k_begin, k_end, key_memory);
     block.gradients = &gradients;
     block.scratch = key_memory + shape_.keys.block_bytes;
     block.program_scratch = program_scratch_.of(0);

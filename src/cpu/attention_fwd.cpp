@@ -126,28 +126,11 @@ size_t ForwardLaunch::make_wave(size_t begin) {
 }
 
 void ForwardLaunch::pack_block(const Member& member, int64_t block) const {
-  const Sequence& sequence = *member.pair.sequence;
   const int64_t begin = (member.first_block + block) * plan_.block_n;
-  const int64_t end = std::min(begin + plan_.block_n, sequence.seqlen_k);
-  const KeyRows k = key_rows(args_.k, args_, sequence, member.pair.head_kv);
-  const KeyRows v = key_rows(args_.v, args_, sequence, member.pair.head_kv);
-  std::vector<void*> k_addresses;
-  std::vector<void*> v_addresses;
-  row_addresses(k, begin, end, &k_addresses);
-  row_addresses(v, begin, end, &v_addresses);
-  PackRequest request{};
-  request.first_rows = k_addresses.data();
-  request.second_rows = v_addresses.data();
-  request.first_dtype = request.second_dtype = problem_.dtype;
-  request.first_stride = element_stride(k, problem_.dtype);
-  request.second_stride = element_stride(v, problem_.dtype);
-  request.num_rows = end - begin;
-  request.block_rows = plan_.block_n;
-  request.head_dim = problem_.head_dim;
-  request.head_dim_v = problem_.head_dim_v;
-  request.destination = member.blocks + block * layout_.block_bytes;
-  request.has_nonfinite = member.v_has_nonfinite + block;
-  kernels_.fwd_pack_keys(request);
+  const int64_t end = std::min(begin + plan_.block_n, member.pair.sequence->seqlen_k);
+  member.v_has_nonfinite[block] =
+      pack_keys(call_, kernels_.fwd_pack_keys, plan_.block_n, member.pair, begin, end,
+                member.blocks + block * layout_.block_bytes);
 }
 
 /// The member of the wave that a task belongs to.

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/score_programs.hpp"
 
-#include <algorithm>
-
 #include "ops/attention/variant.hpp"
 #include "variant/expr/builder.hpp"
 #include "variant/expr/derivative.hpp"
-#include "variant/expr/parse.hpp"
 #include "variant/expr/substitute.hpp"
 
 namespace flashtile::cpu {
@@ -17,20 +14,10 @@ using variant::ExprBuilder;
 
 /// Every mask of a problem but block lists and bias, with bounds as whole numbers: the programs'
 /// scalars are float32.
-std::optional<Expr> guard_mask(const AttentionProblem& problem) {
-  static constexpr int64_t kFar = int64_t{1} << 52;
-  const auto bound = [](int64_t value) { return std::to_string(std::min(value, kFar)); };
+std::optional<Expr> guard_mask(const AttentionProblem& problem, const AttentionArgs& args) {
   std::vector<Expr> masks;
-  const auto add = [&](const std::string& text) { masks.push_back(variant::parse_mask(text, {})); };
-  if (problem.window_left) {
-    add("k_idx >= q_idx + query_offset - " + bound(*problem.window_left));
-  }
-  if (problem.window_right) {
-    add("k_idx <= q_idx + query_offset + " + bound(*problem.window_right));
-  }
-  if (problem.attention_chunk) {
-    const std::string chunk = bound(*problem.attention_chunk);
-    add("floordiv(q_idx + query_offset, " + chunk + ") == floordiv(k_idx, " + chunk + ")");
+  for (const Expr& mask : built_in_masks(problem)) {
+    masks.push_back(variant::with_whole_params(mask, bound_params(mask, args)));
   }
   if (!problem.user_mask.empty()) masks.push_back(problem.user_mask);
   if (masks.empty()) return std::nullopt;
@@ -111,7 +98,7 @@ ScorePrograms::ScorePrograms(const AttentionProblem& problem, const AttentionArg
   if (!rest_of_mask.empty()) mask.emplace(std::span(&rest_of_mask, 1), args);
   const Expr& user_score = problem.user_score;
   if (user_score.empty()) return;
-  const std::optional<Expr> guard = guard_mask(problem);
+  const std::optional<Expr> guard = guard_mask(problem, args);
   const Expr guarded_expr = guard ? guarded(user_score, *guard) : user_score;
   if (!problem.is_backward) {
     score.emplace(std::span(&user_score, 1), args);

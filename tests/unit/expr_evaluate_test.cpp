@@ -235,5 +235,14 @@ TEST(ExprSubstitute, ConjunctsAndConjunctionAreInverse) {
   EXPECT_TRUE(conjunction({}) == parse_mask("1", {}));
 }
 
+TEST(WholeParams, StandInTheExpressionAsIfTheyWereWritten) {
+  const Expr expr = parse_mask(
+      "k_idx >= q_idx - int(param.left) && floordiv(k_idx, int(param.chunk)) < param.left", {});
+  ASSERT_EQ(expr.params, (std::vector<std::string>{"left", "chunk"}));
+  const double values[] = {1099511627777.0, 3.0};  // the first is no float32
+  EXPECT_EQ(with_whole_params(expr, values),
+            parse_mask("k_idx >= q_idx - 1099511627777 && floordiv(k_idx, 3) < param.left", {}));
+}
+
 }  // namespace
 }  // namespace flashtile::variant

@@ -39,6 +39,14 @@ std::string bias_element(const TensorView& bias) {
 
 }  // namespace
 
+std::vector<Expr> built_in_masks(const AttentionProblem& problem) {
+  std::vector<Expr> masks;
+  if (problem.window_left) masks.push_back(built_in_mask(presets::kWindowLeft));
+  if (problem.window_right) masks.push_back(built_in_mask(presets::kWindowRight));
+  if (problem.attention_chunk) masks.push_back(built_in_mask(presets::kChunk));
+  return masks;
+}
+
 AttentionVariant attention_variant(const AttentionProblem& problem, const AttentionArgs& args) {
   AttentionVariant result;
   result.score = variant::parse_score("score", {});
@@ -53,10 +61,7 @@ AttentionVariant attention_variant(const AttentionProblem& problem, const Attent
         args.alibi_slopes.ndim == 2 ? presets::kAlibiBatchHeads : presets::kAlibiHeads, slopes));
   }
 
-  std::vector<Expr> masks;
-  if (problem.window_left) masks.push_back(built_in_mask(presets::kWindowLeft));
-  if (problem.window_right) masks.push_back(built_in_mask(presets::kWindowRight));
-  if (problem.attention_chunk) masks.push_back(built_in_mask(presets::kChunk));
+  std::vector<Expr> masks = built_in_masks(problem);
   if (!problem.user_mask.empty()) masks.push_back(problem.user_mask);
   if (args.bias) masks.push_back(built_in_mask(bias_element(args.bias) + " != -1.0 / 0.0", bias));
   result.mask = masks.empty() ? variant::parse_mask("1", {}) : variant::conjunction(masks);

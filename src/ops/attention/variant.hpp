@@ -24,6 +24,9 @@ struct AttentionVariant {
   variant::Expr mask;  ///< causal, windows, chunk, user mask, bias of -inf; true when there is none
 };
 
+/// What causal, windows and chunks mean, a mask for each that a problem has.
+std::vector<variant::Expr> built_in_masks(const AttentionProblem& problem);
+
 AttentionVariant attention_variant(const AttentionProblem& problem, const AttentionArgs& args);
 
 /// The tensors that an expression of a problem reads, in the order of Expr::aux.

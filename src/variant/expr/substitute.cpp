@@ -48,6 +48,20 @@ std::vector<Expr> conjuncts(const Expr& mask) {
   return parts;
 }
 
+Expr with_whole_params(Expr expr, std::span<const double> values) {
+  for (size_t n = 0; n < expr.nodes.size(); ++n) {
+    if (expr.nodes[n].op != Op::kToInt) continue;
+    const Node& argument = expr.node(expr.args(static_cast<int32_t>(n))[0]);
+    if (argument.op != Op::kParam) continue;
+    Node whole;
+    whole.op = Op::kIntConst;
+    whole.type = Type::kInt;
+    whole.int_value = static_cast<int64_t>(values[static_cast<size_t>(argument.name_idx)]);
+    expr.nodes[n] = whole;
+  }
+  return simplify(expr);
+}
+
 Expr simplify(const Expr& expr) {
   ExprBuilder builder;
   return builder.build(builder.import(expr));

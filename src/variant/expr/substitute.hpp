@@ -18,6 +18,9 @@ Expr conjunction(std::span<const Expr> masks);
 /// apart. A conjunct may rely on the ones before it: it is asked only where they hold.
 std::vector<Expr> conjuncts(const Expr& mask);
 
+/// `expr` with the numbers `values`, in the order of `expr.params`, in the place of `int(param)`.
+Expr with_whole_params(Expr expr, std::span<const double> values);
+
 /// The same expression rebuilt by ExprBuilder: simplified, without what is not used.
 Expr simplify(const Expr& expr);
 
