@@ -6,12 +6,44 @@
 #include <cstdlib>
 #include <system_error>
 
+#include "core/op_spec.hpp"
+#include "core/registry.hpp"
+#include "flashtile/error.hpp"
+
 namespace flashtile {
 namespace {
 
 std::string read(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::string() : std::string(value);
+}
+
+[[noreturn]] void fail(const char* name, const std::string& found, const std::string& expected) {
+  throw Error(ErrorCode::kInvalidArgument, "environment variable " + std::string(name) + " is '" +
+                                               found + "', expected " + expected);
+}
+
+/// A whole number; `fallback` when the variable is not set or empty.
+int64_t read_number(const char* name, int64_t low, int64_t high, int64_t fallback) {
+  const std::string text = read(name);
+  if (text.empty()) return fallback;
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end || value < low || value > high) {
+    fail(name, text, "a whole number from " + std::to_string(low) + " to " + std::to_string(high));
+  }
+  return value;
+}
+
+/// "a, b or c".
+std::string choice_text(std::span<const std::string_view> choices) {
+  std::string text;
+  for (size_t n = 0; n < choices.size(); ++n) {
+    if (n > 0) text += n + 1 == choices.size() ? " or " : ", ";
+    text += choices[n];
+  }
+  return text;
 }
 
 /// The parts of a list with colons, without empty ones.
@@ -41,13 +73,30 @@ std::vector<std::string> read_all(const char* const (&names)[count]) {
 
 std::string env_implementation() { return read("FLASHTILE_IMPL"); }
 
-int env_num_threads() {
-  const std::string text = read("FLASHTILE_NUM_THREADS");
-  const long value = std::strtol(text.c_str(), nullptr, 10);
-  return value > 0 && value < 4096 ? static_cast<int>(value) : 0;
+void check_env_implementation(std::string_view asked) {
+  std::vector<std::string> names;
+  for (const OpSpec* op : all_ops()) {
+    for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
+      for (const std::string& name : op->implementations(device)) {
+        if (names_implementation(asked, op->name, name)) return;
+        names.push_back(name);
+      }
+    }
+  }
+  const std::vector<std::string_view> choices(names.begin(), names.end());
+  fail("FLASHTILE_IMPL", std::string(asked),
+       choice_text(choices) + ", or such a name without its op");
 }
 
-std::string env_max_isa() { return read("FLASHTILE_MAX_ISA"); }
+int env_num_threads() { return static_cast<int>(read_number("FLASHTILE_NUM_THREADS", 1, 4095, 0)); }
+
+std::string env_max_isa(std::span<const std::string_view> known) {
+  const std::string text = read("FLASHTILE_MAX_ISA");
+  if (!text.empty() && std::find(known.begin(), known.end(), text) == known.end()) {
+    fail("FLASHTILE_MAX_ISA", text, choice_text(known));
+  }
+  return text;
+}
 
 std::string env_nvrtc() { return read("FLASHTILE_NVRTC"); }
 
@@ -61,15 +110,7 @@ std::string env_cache_dir() {
   return home.empty() ? std::string() : home + "/.cache/flashtile";
 }
 
-int64_t env_cache_mb() {
-  constexpr int64_t kDefault = 256;
-  const std::string text = read("FLASHTILE_CACHE_MB");
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  const bool is_number = error == std::errc{} && stop == end && value >= 0 && value < (1 << 30);
-  return is_number ? value : kDefault;
-}
+int64_t env_cache_mb() { return read_number("FLASHTILE_CACHE_MB", 0, (int64_t{1} << 30) - 1, 256); }
 
 std::vector<std::string> env_kernel_packs() { return read_list("FLASHTILE_PACK"); }
 

@@ -4,20 +4,27 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace flashtile {
 
+// A value that is not understood is an Error(kInvalidArgument) with the variable's name, the value
+// and what was expected; an empty one counts as not set.
+
 /// FLASHTILE_IMPL: an implementation to force where a Context leaves it open.
 std::string env_implementation();
 
-/// FLASHTILE_NUM_THREADS: threads of the default executor; 0 when unset or not a number.
+/// Throws Error where `asked`, the value of FLASHTILE_IMPL, names no implementation of any op.
+void check_env_implementation(std::string_view asked);
+
+/// FLASHTILE_NUM_THREADS: threads of the default executor; 0 when unset.
 int env_num_threads();
 
-/// FLASHTILE_MAX_ISA: "scalar", "avx2", "avx512", "avx512_bf16" or "neon": the best instruction set
-/// that may be used; empty when unset.
-std::string env_max_isa();
+/// FLASHTILE_MAX_ISA: the best instruction set that may be used, one of `known`; empty when unset.
+std::string env_max_isa(std::span<const std::string_view> known);
 
 /// FLASHTILE_NVRTC: the file of NVRTC's library, or the folder that it is in; empty when unset.
 std::string env_nvrtc();
@@ -26,7 +33,7 @@ std::string env_nvrtc();
 /// kept; empty where none of the three is set.
 std::string env_cache_dir();
 
-/// FLASHTILE_CACHE_MB: how much of them, in MiB; 0 keeps none. 256 when unset or not a number.
+/// FLASHTILE_CACHE_MB: how much of them, in MiB; 0 keeps none. 256 when unset.
 int64_t env_cache_mb();
 
 /// FLASHTILE_PACK: files of compiled kernels, separated by colons; empty when unset.

@@ -38,15 +38,17 @@ inline bool names_implementation(std::string_view asked, std::string_view op,
 }
 
 /// The implementation asked for by the context or by FLASHTILE_IMPL; empty when any will do. The
-/// environment only counts where it names an implementation of this op.
+/// environment only counts where it names an implementation of this op; it has to name one of some.
 template <class Impl>
 std::string forced_implementation(std::string_view op, std::span<const Impl> all,
                                   const Context& context) {
   if (!context.implementation.empty()) return context.implementation;
   const std::string from_env = env_implementation();
+  if (from_env.empty()) return {};
   for (const Impl& impl : all) {
     if (names_implementation(from_env, op, impl.name)) return from_env;
   }
+  check_env_implementation(from_env);
   return {};
 }
 

@@ -2,6 +2,7 @@
 //
 // The CPU backend's implementations: one for each instruction set that this build and this machine
 // have, best first.
+#include <algorithm>
 #include <array>
 #include <span>
 #include <sstream>
@@ -85,14 +86,13 @@ MergeImplementation merge_implementation() {
           }};
 }
 
-/// True when FLASHTILE_MAX_ISA names a set and `index` lies behind it.
-bool is_beyond_limit(size_t index) {
-  const std::string limit = env_max_isa();
-  const auto& entries = all_entries();
-  for (size_t n = 0; n < entries.size(); ++n) {
-    if (isa_name(entries[n].isa) == limit) return index > n;
-  }
-  return false;
+/// How many entries FLASHTILE_MAX_ISA leaves: all where it is not set.
+size_t num_allowed_entries() {
+  std::vector<std::string_view> names;
+  for (const IsaEntry& entry : all_entries()) names.push_back(isa_name(entry.isa));
+  const std::string limit = env_max_isa(names);
+  if (limit.empty()) return names.size();
+  return static_cast<size_t>(std::find(names.begin(), names.end(), limit) - names.begin()) + 1;
 }
 
 constexpr size_t kNumEntries = std::tuple_size_v<std::remove_cvref_t<decltype(all_entries())>>;
@@ -101,10 +101,8 @@ constexpr size_t kNumEntries = std::tuple_size_v<std::remove_cvref_t<decltype(al
 template <class Entry>
 std::vector<Entry> available(std::span<const Entry> all) {
   std::vector<Entry> result;
-  for (size_t n = 0; n < all.size(); ++n) {
-    if (cpu_info().has(all_entries()[n].isa) && !is_beyond_limit(n)) {
-      result.insert(result.begin(), all[n]);
-    }
+  for (size_t n = 0; n < num_allowed_entries(); ++n) {
+    if (cpu_info().has(all_entries()[n].isa)) result.insert(result.begin(), all[n]);
   }
   return result;
 }

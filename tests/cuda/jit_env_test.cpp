@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/env.hpp"
+#include "flashtile/error.hpp"
 
 namespace flashtile {
 namespace {
@@ -58,7 +59,7 @@ TEST(JitEnv, CacheFolderIsTheFirstThatIsNamed) {
   EXPECT_EQ(folder(nullptr, nullptr, nullptr), "");
 }
 
-TEST(JitEnv, CacheSizeIsANumberOrTheDefault) {
+TEST(JitEnv, CacheSizeIsANumberOrAnError) {
   const auto size = [](const char* text) {
     const Variables variables(Variables::Values{{"FLASHTILE_CACHE_MB", text}});
     return env_cache_mb();
@@ -66,8 +67,16 @@ TEST(JitEnv, CacheSizeIsANumberOrTheDefault) {
   EXPECT_EQ(size(nullptr), 256);
   EXPECT_EQ(size("0"), 0);
   EXPECT_EQ(size("1000"), 1000);
-  for (const char* text : {"", "-1", "10 MB", "many", "99999999999999999999", "1.5"}) {
-    EXPECT_EQ(size(text), 256) << text;
+  EXPECT_EQ(size(""), 256);
+  for (const std::string text : {"-1", "10 MB", "many", "99999999999999999999", "1.5"}) {
+    try {
+      size(text.c_str());
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_EQ(error.what(), "environment variable FLASHTILE_CACHE_MB is '" + text +
+                                  "', expected a whole number from 0 to 1073741823");
+    }
   }
 }
 

@@ -23,8 +23,10 @@ struct Outcome {
   std::string text;  ///< standard output and standard error
 };
 
-Outcome run(const std::string& arguments) {
-  FILE* pipe = ::popen((std::string(FLASHTILE_CLI) + " " + arguments + " 2>&1").c_str(), "r");
+/// `variables` are assignments of the environment, as a shell takes them.
+Outcome run(const std::string& arguments, const std::string& variables = "") {
+  const std::string command = variables + " " + std::string(FLASHTILE_CLI) + " " + arguments;
+  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
   Outcome outcome{-1, ""};
   char buffer[4096];
   size_t count = 0;
@@ -53,6 +55,31 @@ class Program : public TemporaryFolder {
     return path("in.safetensors");
   }
 };
+
+TEST_F(Program, EnvironmentThatIsNotUnderstoodIsAnErrorOfTheCall) {
+  const std::string attend = "attend " + input_file();
+  const std::pair<std::string, std::string> kCases[] = {
+      {"FLASHTILE_IMPL=sclar", "FLASHTILE_IMPL is 'sclar', expected "},
+      {"FLASHTILE_IMPL=attention_fwd", "attention_fwd_reference"},
+      {"FLASHTILE_MAX_ISA=Scalar", "FLASHTILE_MAX_ISA is 'Scalar', expected scalar"},
+      {"FLASHTILE_NUM_THREADS=two",
+       "FLASHTILE_NUM_THREADS is 'two', expected a whole number from 1"},
+      {"FLASHTILE_NUM_THREADS=0", "to 4095"},
+      {"FLASHTILE_NUM_THREADS=2x", "'2x'"},
+  };
+  for (const auto& [variables, expected] : kCases) {
+    const Outcome outcome = run(attend, variables);
+    EXPECT_EQ(outcome.exit_code, 2) << variables << ": " << outcome.text;
+    EXPECT_NE(outcome.text.find(expected), std::string::npos) << outcome.text;
+    EXPECT_EQ(std::count(outcome.text.begin(), outcome.text.end(), '\n'), 1) << outcome.text;
+  }
+  for (const char* variables : {"FLASHTILE_IMPL= FLASHTILE_NUM_THREADS= FLASHTILE_MAX_ISA=",
+                                "FLASHTILE_IMPL=reference", "FLASHTILE_IMPL=attention_bwd_scalar",
+                                "FLASHTILE_MAX_ISA=scalar FLASHTILE_NUM_THREADS=2"}) {
+    const Outcome outcome = run(attend, variables);
+    EXPECT_EQ(outcome.exit_code, 0) << variables << ": " << outcome.text;
+  }
+}
 
 TEST_F(Program, BadUseAndBadFilesGiveOneLineAndTwo) {
   const std::string in = input_file();
