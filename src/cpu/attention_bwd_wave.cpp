@@ -251,7 +251,7 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
     if (runs.empty()) continue;
     const HeadRules rules(call_, sequence, head, mask);
     DirectBiasGradient dbias(args_, sequence, head, k_begin, k_end);
-    float dalibi = 0;
+    double dalibi = 0;
     ScoreGradients gradients{};
     dbias.fill(&gradients);
     if (args_.dalibi_slopes) gradients.alibi = &dalibi;
@@ -267,8 +267,7 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
     block.gradients = has_gradients ? &gradients : nullptr;
     kernels_.bwd_block(block);
     dbias.store();
-    member.dalibi[static_cast<size_t>(split * shape_.group_size + g)] +=
-        static_cast<double>(dalibi);
+    member.dalibi[static_cast<size_t>(split * shape_.group_size + g)] += dalibi;
   }
 }
 

@@ -10,7 +10,7 @@ namespace flashtile::cpu {
 namespace {
 
 constexpr int64_t kMaxSlots = 16;
-constexpr int64_t kMaxSumElements = int64_t{1} << 24;  ///< of all slots together: 64 MiB
+constexpr int64_t kMaxSumElements = int64_t{1} << 23;  ///< of all slots together: 64 MiB
 
 }  // namespace
 
@@ -27,7 +27,7 @@ AuxGradients::AuxGradients(const ScorePrograms& programs, const AttentionArgs& a
   const int64_t affordable = kMaxSumElements / std::max<int64_t>(num_elements, 1);
   num_slots_ = std::clamp<int64_t>(std::min(affordable, num_tasks), 1, kMaxSlots);
   for (Target& target : targets_) {
-    target.sums.assign(static_cast<size_t>(num_slots_ * target.tensor.numel()), 0.0f);
+    target.sums.assign(static_cast<size_t>(num_slots_ * target.tensor.numel()), 0.0);
   }
   sites_ = bind(programs.sites);
   guarded_sites_ = bind(programs.guarded_sites);
@@ -60,7 +60,7 @@ void AuxGradients::store() const {
     for_each_element(target.tensor, [&](int64_t flat, char* address) {
       double sum = 0;
       for (size_t at = static_cast<size_t>(flat); at < target.sums.size(); at += size) {
-        sum += static_cast<double>(target.sums[at]);
+        sum += target.sums[at];
       }
       store_float(address, target.tensor.dtype, sum);
     });

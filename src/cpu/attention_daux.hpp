@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Gradients of the aux tensors that a user's score reads. Sums are float32 copies of a tensor, one
+// Gradients of the aux tensors that a user's score reads. Sums are double copies of a tensor, one
 // for each slot; a task adds to the slot of its number, and tasks of one slot run in order, so the
 // bits depend on the problem alone. Large tensors get one slot: their tasks run one by one.
 #pragma once
@@ -26,7 +26,7 @@ class AuxGradients {
  private:
   struct Target {
     TensorView tensor;
-    std::vector<float> sums;  ///< (slots, elements)
+    std::vector<double> sums;  ///< (slots, elements)
   };
 
   std::vector<AuxSum> bind(const std::vector<GradientSite>& sites);

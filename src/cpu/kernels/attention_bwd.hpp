@@ -192,17 +192,17 @@ inline void add_aux_gradients(const StripMachine& machine, const AuxSum* sites, 
     const uint8_t* is_read = strip_bools(machine, output);
     const float* derivative = strip_floats(machine, output + 1);
     const int64_t* element = strip_ints(machine, output + 2);
-    float row_sum = 0;
+    double row_sum = 0;
     int64_t row_element = -1;
     for (int64_t j = 0; j < n; ++j) {
       if (ds[j] == 0 || is_read[j] == 0) continue;
       if (element[j] < 0 || element[j] >= sites[site].size) continue;  // reported as an error
       const float gradient = ds[j] * derivative[j];
       if (sites[site].is_uniform) {
-        row_sum += gradient;
+        row_sum += static_cast<double>(gradient);
         row_element = element[j];
       } else {
-        sites[site].sums[element[j]] += gradient;
+        sites[site].sums[element[j]] += static_cast<double>(gradient);
       }
     }
     if (row_element >= 0) sites[site].sums[row_element] += row_sum;
@@ -237,7 +237,7 @@ inline void add_score_gradients(const BwdBlock& block, const TileSpan& tile, int
       const Vf x = load_partial(ds + j, tile.n - j);
       sum = fnma(distances(*block.rules, q_idx, tile.k_begin + j), x, sum);
     }
-    *gradients.alibi += reduce_add(sum);
+    *gradients.alibi += static_cast<double>(reduce_add(sum));
   }
 }
 

@@ -114,7 +114,7 @@ struct PackRequest {
 
 /// Sums of one site of a gradient program, elements in row-major order.
 struct AuxSum {
-  float* sums;
+  double* sums;
   int64_t size;
   bool is_uniform;  ///< a row of keys reads one element
 };
@@ -127,7 +127,7 @@ struct ScoreGradients {
   float* bias_columns;  ///< sums over queries by key of the block; null: not
   float* bias_tile;     ///< sums by (row, key) of the one query block; null: not
   int64_t bias_tile_ld;
-  float* alibi;       ///< one sum; null: not
+  double* alibi;      ///< one sum; null: not
   const AuxSum* aux;  ///< by site of the gradient program
   int64_t num_aux;
   const AuxSum* guarded_aux;  ///< by site of its guarded form
