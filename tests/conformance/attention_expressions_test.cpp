@@ -14,6 +14,8 @@ std::string name_of(const testing::TestParamInfo<ProblemParam>& test) {
 }
 
 const std::vector<std::string> kQuick = {
+    ":b2:hq2:sq60:sk190:d16:score='score * s':aux.s[]:mask='k_idx < 60 * n + "
+    "q_idx':aux.n.i32[]:bf16",
     ":b2:hq4:hkv2:sq60:sk190:d16:score='score * gain[head] + table[q_idx - k_idx + 189]':"
     "aux.gain[hq]:aux.table[250]",
     ":b2:hq2:sq190:sk190:d16:mask='(q_idx - k_idx) % 3 == 0 || k_idx < 4':bf16",

@@ -166,6 +166,8 @@ std::vector<ProblemParam> problems() {
            ":b2:hq2:sq5:sk7:d3:score='sin(score) + cos(2 * score) + log(1.0 + score * score)'",
            ":b2:hq2:sq5:sk7:d3:score='pow(score * score + 1.0, 0.75) + sqrt(score * score + 2.0)'",
            ":b2:hq2:sq5:sk7:d3:score='score * s[0]':aux.s[1]",
+           ":b2:hq2:sq5:sk7:d3:score='score * s + s * s':aux.s[]:mask='k_idx + 1 < n + 2 * "
+           "seqlen_k':aux.n.i32[]",
            ":b2:hq4:hkv2:sq5:sk7:d3:score='score * g[batch, head]':aux.g[b,hq]:causal",
            ":b2:hq2:sq5:sk7:d3:score='score + r[q_idx] * c[k_idx]':aux.r[sq]:aux.c[sk]",
            ":b2:hq2:sq5:sk7:d3:score='score + d[head, q_idx - k_idx + seqlen_k - 1]':aux.d[hq,11]",

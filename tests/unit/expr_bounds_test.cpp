@@ -221,6 +221,22 @@ TEST(ExprBounds, ValuesNearTheEndOf64BitsAreNotTrusted) {
   EXPECT_GT(counts.num_true, 0);  // sums that wrap around are below k_idx
 }
 
+TEST(ExprBounds, TensorWithoutDimensionsIsKnownExactly) {
+  const int32_t limit = 40;
+  const float scale = 0.5f;
+  const std::vector<AuxSignature> signatures = {{"limit", 0, false}, {"scale", 0, true}};
+  const std::vector<TensorView> tensors = {{&limit, DType::kI32, {}}, {&scale, DType::kF32, {}}};
+  for (const char* text : {"k_idx < limit", "k_idx * scale < 20.0"}) {
+    const Expr mask = parse_mask(text, signatures);
+    std::vector<TensorView> read;
+    for (const AuxSignature& aux : mask.aux) read.push_back(tensors[aux.name == "limit" ? 0 : 1]);
+    Bounds bounds(mask, read, {});
+    EXPECT_EQ(bounds.over({}, 0, 8, 0, 39), Truth::kTrue) << text;
+    EXPECT_EQ(bounds.over({}, 0, 8, 32, 48), Truth::kMaybe) << text;
+    EXPECT_EQ(bounds.over({}, 0, 8, 41, 64), Truth::kFalse) << text;
+  }
+}
+
 TEST(ExprBounds, CopiesAreIndependent) {
   const Expr mask = parse_mask("k_idx <= q_idx", {});
   Bounds first(mask, {}, {});

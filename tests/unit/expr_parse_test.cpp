@@ -74,6 +74,24 @@ TEST(ExprParse, PrecedenceIsThatOfC) {
   EXPECT_EQ(int_value("1 | 2 || 0"), 1);
 }
 
+TEST(ExprParse, TensorWithoutDimensionsIsReadByItsName) {
+  const std::vector<AuxSignature> aux = {{"s", 0, true}, {"n", 0, false}};
+  const float s = 2.5f;
+  const int64_t n = -7;
+  const TensorView tensors[] = {{&s, DType::kF32, {}}, {&n, DType::kI64, {}}};
+  for (const char* text : {"s * n + 1", "s[] * n[] + 1"}) {
+    EXPECT_EQ(Evaluator(parse_score(text, aux), tensors, {}).number({}), 2.5 * -7 + 1) << text;
+  }
+  EXPECT_EQ(parse_score("s", aux), parse_score("s[]", aux));
+  try {
+    parse_score("s[0]", aux);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "score expression, column 1: aux tensor 's' takes 0 indices, found 1");
+  }
+}
+
 TEST(ExprParse, IntegerAndFloatRulesOfTheLanguage) {
   EXPECT_EQ(value("q_idx / 2"), 3);
   EXPECT_EQ(value("q_idx / 2.0"), 3.5);

@@ -71,7 +71,12 @@ FloatSummary AuxIndex::ReadFloat::operator()(int64_t line, int64_t n) const {
 }
 
 AuxIndex::AuxIndex(const TensorView& tensor, bool is_float, int varying) {
-  if (tensor.ndim == 0 || tensor.numel() == 0) return;
+  if (tensor.numel() == 0) return;
+  if (tensor.ndim == 0) {
+    whole_ints_.range = is_float ? IntRange{} : IntRange{read_int(tensor, 0), read_int(tensor, 0)};
+    if (is_float) whole_floats_.range = bound_float_value(read_float(tensor, 0));
+    return;
+  }
   lines_ = std::make_unique<const Lines>(tensor, varying >= 0 ? varying : tensor.ndim - 1);
   if (is_float) {
     prepare(varying, ReadFloat{lines_.get()}, &float_index_, &whole_floats_);
@@ -134,13 +139,15 @@ Summary AuxIndex::bound(const IntRange* box, const Read& read,
 
 IntRange AuxIndex::ints(const IntRange* index) const {
   IntRange box[TensorView::kMaxDims];
-  if (!lines_ || !clip(index, box)) return {};
+  if (!lines_) return whole_ints_.range;
+  if (!clip(index, box)) return {};
   return bound(box, ReadInt{lines_.get()}, int_index_.get(), whole_ints_).range;
 }
 
 Interval AuxIndex::floats(const IntRange* index) const {
   IntRange box[TensorView::kMaxDims];
-  if (!lines_ || !clip(index, box)) return {};
+  if (!lines_) return whole_floats_.range;
+  if (!clip(index, box)) return {};
   const Interval range =
       bound(box, ReadFloat{lines_.get()}, float_index_.get(), whole_floats_).range;
   return range.lo > range.hi ? Interval{} : range;

@@ -267,6 +267,7 @@ class Parser {
     }
     if (token.text == "param") fail(token, "'param' is used as param.NAME");
     const auto aux = std::ranges::find(aux_, token.text, &AuxSignature::name);
+    if (aux != aux_.end() && aux->rank == 0) return builder_.load(*aux, {});
     if (aux != aux_.end()) {
       fail(token, "aux tensor " + quoted(token) + " needs " +
                       (aux->rank == 1 ? "an index" : std::to_string(aux->rank) + " indices") +
@@ -275,7 +276,9 @@ class Parser {
     if (std::ranges::find(kFunctions, token.text, &Function::name) != kFunctions.end()) {
       fail(token, "function " + quoted(token) + " needs its arguments in parentheses");
     }
-    for (const AuxSignature& each : aux_) known.append(", ").append(each.name).append("[]");
+    for (const AuxSignature& each : aux_) {
+      known.append(", ").append(each.name).append(each.rank == 0 ? "" : "[]");
+    }
     fail(token, "unknown name " + quoted(token) + "; known: " + known);
   }
 

@@ -122,7 +122,7 @@ class TextPrinter {
         return;
       case Op::kLoad:
         text_ += expr_.aux[static_cast<size_t>(current.name_idx)].name;
-        list(args, "[", "]");
+        if (!args.empty()) list(args, "[", "]");
         return;
       case Op::kNeg:
       case Op::kNot:
