@@ -29,6 +29,38 @@ device::BackwardParams backward_params(const BackwardPlan& plan, const Attention
   return backward;
 }
 
+device::BlocksParam map_param(const AttentionArgs& args, const BackwardPlan& plan,
+                              char* workspace) {
+  device::BlocksParam blocks;
+  const BlockMapPlan& from = plan.blocks;
+  blocks.map = region_at<unsigned int>(workspace, plan.map);
+  blocks.map_batches = static_cast<int>(from.map_batches);
+  blocks.map_heads = static_cast<int>(from.map_heads);
+  blocks.map_words = static_cast<int>(from.map_words);
+  if (!args.block_counts) return blocks;
+  const device::ScoresParam counts = scores_param(args.block_counts);
+  const device::ScoresParam indices = scores_param(args.block_indices);
+  blocks.counts = counts.data;
+  blocks.counts_batch_stride = counts.batch_stride;
+  blocks.counts_head_stride = counts.head_stride;
+  blocks.counts_row_stride = counts.row_stride;
+  blocks.indices = indices.data;
+  blocks.indices_batch_stride = indices.batch_stride;
+  blocks.indices_head_stride = indices.head_stride;
+  blocks.indices_row_stride = indices.row_stride;
+  blocks.indices_entry_stride = indices.key_stride;
+  blocks.max_entries = static_cast<int>(args.block_indices.shape[3]);
+  blocks.block_rows = args.block_rows;
+  blocks.block_cols = args.block_cols;
+  blocks.listed = region_at<unsigned int>(workspace, plan.listed);
+  blocks.list_batches = static_cast<int>(from.list_batches);
+  blocks.list_heads = static_cast<int>(from.list_heads);
+  blocks.list_rows = static_cast<int>(from.list_rows);
+  blocks.list_cols = static_cast<int>(from.list_cols);
+  blocks.list_words = static_cast<int>(from.list_words);
+  return blocks;
+}
+
 /// Everything that the kernels of a call are given.
 class BackwardArguments {
  public:
@@ -36,12 +68,16 @@ class BackwardArguments {
                     const AttentionArgs& args, char* workspace)
       : params_(attention_params(problem, args)),
         backward_(backward_params(plan, args, workspace)),
-        expressions_(problem, args) {}
+        expressions_(problem, args) {
+    params_.grid.num_m_blocks = static_cast<int>(plan.num_m_blocks);
+    params_.blocks = map_param(args, plan, workspace);
+  }
 
   /// One pointer for each parameter of a kernel.
   std::vector<void*> of(std::string_view stem) {
-    if (stem == "attention_bwd_portable") return {&params_, expressions_.data(), &backward_};
-    return {&params_, &backward_};
+    const bool is_side_kernel = stem == "attention_bwd_prepare" || stem == "attention_bwd_convert";
+    if (is_side_kernel) return {&params_, &backward_};
+    return {&params_, expressions_.data(), &backward_};
   }
 
  private:

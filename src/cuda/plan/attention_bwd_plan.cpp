@@ -6,6 +6,9 @@
 #include "cuda/plan/attention_config.hpp"
 #include "cuda/plan/backward_tiling.hpp"
 #include "cuda/plan/kernel_plan.hpp"
+#include "cuda/plan/user_expressions.hpp"
+#include "variant/expr/derivative.hpp"
+#include "variant/expr/print.hpp"
 
 namespace flashtile::cuda {
 namespace {
@@ -24,6 +27,11 @@ void take_workspace(const AttentionProblem& problem, BackwardPlan& plan) {
   plan.lse = regions.take(num_rows * 4);
   plan.delta = regions.take(num_rows * 4);
   plan.dq_sums = regions.take(num_rows * plan.tiling.shape.head_dim * 4);
+  const BlockMapPlan& blocks = plan.blocks;
+  plan.listed = regions.take(blocks.list_batches * blocks.list_heads * blocks.list_rows *
+                             blocks.list_words * 4);
+  plan.map = regions.take(blocks.map_batches * blocks.map_heads * plan.num_m_blocks *
+                          blocks.map_words * 4);
   plan.workspace_bytes = regions.used();
 }
 
@@ -34,7 +42,11 @@ std::string head_text() {
 
 std::string prepare_config(const AttentionProblem& problem, const BackwardPlan& plan) {
   const device::BackwardShape& shape = plan.tiling.shape;
-  return head_text() + config_element("kOutElement", problem.out.dtype) +
+  const bool has_unused_keys = problem.has_seqused || problem.has_leftpad || problem.is_packed_k;
+  return head_text() + config_element("kElement", problem.dtype) +
+         config_bool("kLog2Lse", !ScoreFlags(problem).has_options) +
+         config_bool("kHasUnusedKeys", has_unused_keys) +
+         config_element("kOutElement", problem.out.dtype) +
          config_element("kDoutElement", problem.dout.dtype) +
          config_int("kHeadDim", shape.head_dim) + config_int("kHeadDimV", shape.head_dim_v) +
          config_int("kRowLanes", row_lanes(shape.head_dim_v)) +
@@ -49,10 +61,34 @@ std::string convert_config(const AttentionProblem& problem, const BackwardPlan& 
          config_bool("kVectors", copy_bytes(problem.dq) == 16) + "};\n";
 }
 
+/// The derivative of the user's score, as a further member of its expressions.
+std::string derivative_text(const AttentionProblem& problem) {
+  if (problem.user_score.empty()) return {};
+  return expression_function(
+      problem, "Float score_derivative(const Params& user, const Pair& pair, Float score)",
+      print(variant::derivative_score(problem.user_score), variant::PrintStyle::kDevice));
+}
+
+/// True when masks by position differ between the heads of a group.
+bool positions_differ_by_head(const AttentionProblem& problem) {
+  const MaskParts mask = split_mask(problem.user_mask);
+  bool differ = false;
+  for (const auto* bounds : {&mask.lower, &mask.upper}) {
+    for (const variant::Expr& bound : *bounds) {
+      differ = differ || reads_variable(bound, variant::Variable::kHead);
+    }
+  }
+  return differ && problem.group_size() > 1;
+}
+
 std::string backward_config(const AttentionProblem& problem, const BackwardPlan& plan) {
   const ScoreFlags flags(problem);
   const device::BackwardShape& shape = plan.tiling.shape;
-  return config_preamble(problem) + "struct Config {\n" + flags.text(problem) +
+  return "#include \"cuda/device/score/expression.cuh\"\n" +
+         user_expressions_text(problem, derivative_text(problem)) + "struct Config {\n" +
+         flags.text(problem) + config_bool("kHasBlockMap", plan.blocks.is_on) +
+         config_bool("kHeadsDiffer", positions_differ_by_head(problem)) +
+         config_bool("kPackHeads", false) + config_bool("kPaged", false) +
          config_int("kHeadDim", shape.head_dim) + config_int("kHeadDimV", shape.head_dim_v) +
          config_int("kBlockM", shape.block_m) + config_int("kBlockN", shape.block_n) +
          config_int("kWarpsN", shape.warps_n) + config_int("kWarpsM", shape.warps_m) +
@@ -71,14 +107,12 @@ std::string backward_config(const AttentionProblem& problem, const BackwardPlan&
 std::string refuse_attention_bwd(const AttentionProblem& problem) {
   std::string refusal = refuse_attention(problem);
   if (!refusal.empty()) return refusal;
-  const ScoreFlags flags(problem);
   if (problem.dtype == DType::kF32) return "takes f16 and bf16";
   if (problem.dout.dtype != problem.dtype) return "takes a dout of q's dtype";
   if (std::max(problem.head_dim, problem.head_dim_v) > 256) return "takes head dims up to 256";
-  if (flags.has_options || flags.has_block_map()) return "takes no score options, masks or lists";
-  if (problem.dropout.is_on || problem.has_sink) return "takes neither dropout nor sinks";
-  if (problem.is_packed_q || problem.is_packed_k || problem.has_seqused || problem.has_leftpad) {
-    return "takes sequences of one length";
+  if (problem.dbias || problem.wants_alibi_gradient || problem.wants_sink_gradient ||
+      problem.wants_aux_gradient) {
+    return "gives gradients of q, k and v";
   }
   if (problem.deterministic) return "sums dq in any order";
   return {};
@@ -89,6 +123,9 @@ BackwardPlan make_backward_plan(const AttentionProblem& problem, const BackwardT
   plan.tiling = tiling;
   plan.num_n_blocks = ceil_div(problem.max_seqlen_k, tiling.shape.block_n);
   plan.num_ctas = plan.num_n_blocks * problem.batch_size * problem.num_heads_kv;
+  plan.num_m_blocks = ceil_div(problem.max_seqlen_q, tiling.shape.block_m);
+  plan.blocks =
+      make_block_map_plan(problem, plan.num_m_blocks, tiling.shape.block_n, problem.num_heads);
   constexpr int64_t kPadding = device::kRowPadding;
   plan.padded_rows = problem.is_packed_q
                          ? round_up(problem.total_q, kPadding) + kPadding * problem.batch_size
@@ -104,14 +141,25 @@ BackwardPlan make_backward_plan(const AttentionProblem& problem) {
 std::vector<KernelChoice> backward_kernels(const AttentionProblem& problem,
                                            const BackwardPlan& plan) {
   std::vector<KernelChoice> kernels;
+  const std::string config = backward_config(problem, plan);
   const KernelChoice main =
-      tile_kernel(problem, "attention_bwd_portable", backward_config(problem, plan), plan.num_ctas,
+      tile_kernel(problem, "attention_bwd_portable", config, plan.num_ctas,
                   plan.tiling.shape.num_threads(), plan.tiling.shape.shared_bytes());
   if (plan.is_main_only) return {main};
   const int64_t num_row_blocks =
       problem.batch_size * ceil_div(problem.max_seqlen_q, device::kRowPadding) * problem.num_heads;
   kernels.push_back(strided_kernel(problem, "attention_bwd_prepare", prepare_config(problem, plan),
                                    num_row_blocks));
+  const BlockMapPlan& blocks = plan.blocks;
+  const int64_t num_lines = blocks.list_batches * blocks.list_heads * blocks.list_rows;
+  if (num_lines > 0) {
+    kernels.push_back(strided_kernel(problem, "attention_prepare", "", num_lines));
+  }
+  if (blocks.is_on) {
+    kernels.push_back(strided_kernel(
+        problem, "attention_blocks", config,
+        blocks.map_batches * blocks.map_heads * plan.num_m_blocks * blocks.map_words));
+  }
   if (plan.num_ctas > 0) kernels.push_back(main);
   kernels.push_back(strided_kernel(problem, "attention_bwd_convert", convert_config(problem, plan),
                                    num_row_blocks));

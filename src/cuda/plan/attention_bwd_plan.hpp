@@ -25,7 +25,9 @@ struct BackwardPlan {
   int64_t num_ctas = 0;
   int64_t padded_rows = 0;    ///< of a head, over all sequences
   bool is_main_only = false;  ///< for timing: without the kernels before and after
-  WorkspaceRegion lse, delta, dq_sums;
+  int64_t num_m_blocks = 0;
+  BlockMapPlan blocks;
+  WorkspaceRegion lse, delta, dq_sums, listed, map;
   int64_t workspace_bytes = 0;
 };
 

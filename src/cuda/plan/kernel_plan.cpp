@@ -4,8 +4,28 @@
 #include <algorithm>
 
 #include "cuda/plan/attention_config.hpp"
+#include "cuda/plan/user_expressions.hpp"
 
 namespace flashtile::cuda {
+namespace {
+
+/// True when masks besides those by position may differ between sequences.
+bool block_map_has_batches(const AttentionProblem& problem) {
+  const bool has_lengths = problem.is_packed_q || problem.is_packed_k || problem.has_seqused ||
+                           problem.has_leftpad || problem.has_new_keys;
+  return has_lengths || reads_variable(problem.user_mask, variant::Variable::kBatch) ||
+         (problem.has_block_list &&
+          std::max(problem.block_counts.shape[0], problem.block_indices.shape[0]) > 1);
+}
+
+bool block_map_has_heads(const AttentionProblem& problem) {
+  return reads_variable(problem.user_mask, variant::Variable::kHead) ||
+         reads_variable(problem.user_mask, variant::Variable::kHeadKv) ||
+         (problem.has_block_list &&
+          std::max(problem.block_counts.shape[1], problem.block_indices.shape[1]) > 1);
+}
+
+}  // namespace
 
 WorkspaceRegion WorkspaceRegions::take(int64_t bytes) {
   constexpr int64_t kRegionAlignment = 256;
@@ -31,6 +51,25 @@ KernelChoice strided_kernel(const AttentionProblem& problem, std::string stem, s
   constexpr int64_t kMostCtas = 1 << 14;
   const int64_t num_ctas = std::clamp<int64_t>(ceil_div(num_items, kWarps), 1, kMostCtas);
   return tile_kernel(problem, std::move(stem), std::move(config), num_ctas, 32 * kWarps, 0);
+}
+
+BlockMapPlan make_block_map_plan(const AttentionProblem& problem, int64_t num_m_blocks,
+                                 int64_t block_n, int64_t num_heads) {
+  BlockMapPlan blocks;
+  blocks.is_on =
+      ScoreFlags(problem).has_block_map() && problem.max_seqlen_k > 0 && num_m_blocks > 0;
+  if (!blocks.is_on) return blocks;
+  blocks.map_batches = block_map_has_batches(problem) ? problem.batch_size : 1;
+  blocks.map_heads = block_map_has_heads(problem) ? num_heads : 1;
+  constexpr int64_t kBlocksPerWord = 16;
+  blocks.map_words = ceil_div(ceil_div(problem.max_seqlen_k, block_n), kBlocksPerWord);
+  if (!problem.has_block_list) return blocks;
+  blocks.list_batches = std::max(problem.block_counts.shape[0], problem.block_indices.shape[0]);
+  blocks.list_heads = std::max(problem.block_counts.shape[1], problem.block_indices.shape[1]);
+  blocks.list_rows = problem.block_counts.shape[2];
+  blocks.list_cols = ceil_div(problem.max_seqlen_k, problem.block_cols);
+  blocks.list_words = ceil_div(blocks.list_cols, 32);
+  return blocks;
 }
 
 }  // namespace flashtile::cuda

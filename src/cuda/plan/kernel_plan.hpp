@@ -28,4 +28,9 @@ KernelChoice tile_kernel(const AttentionProblem& problem, std::string stem, std:
 KernelChoice strided_kernel(const AttentionProblem& problem, std::string stem, std::string config,
                             int64_t num_items);
 
+/// The map of the key blocks that query blocks visit: which sizes it has where masks are not all by
+/// position. `num_heads`: of the grid of query blocks.
+BlockMapPlan make_block_map_plan(const AttentionProblem& problem, int64_t num_m_blocks,
+                                 int64_t block_n, int64_t num_heads);
+
 }  // namespace flashtile::cuda

@@ -75,7 +75,7 @@ struct BackwardFinish {
     stage<KeyTile>(work.key_tile(), work.dk, work.first_warp_key, work.warp_m * Work::kTilesD,
                    work.params.softmax_scale);
     stage<ValueTile>(work.value_tile(), work.dv, work.first_warp_key, work.warp_m * Work::kTilesV,
-                     1.0f);
+                     Config::kHasDropout ? work.params.dropout.gain : 1.0f);
     sync_cta();
     store<KeyTile, Config::kHeadDim, Config::kStoreBytes>(work.key_tile(), backward.dk,
                                                           work.params.head_dim);

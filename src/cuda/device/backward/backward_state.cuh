@@ -16,6 +16,7 @@ struct BackwardState {
   QueryBlocks<Config::kBlockM> blocks;
   int64 padded_row;  ///< of query 0
   int head_kv;
+  int head_begin, head_end;  ///< heads of the group that these masks hold for
   int first_key;
   int num_keys;  ///< of this block; 0: none
 
@@ -33,9 +34,37 @@ struct BackwardState {
     first_key = n_block * Config::kBlockN;
     num_keys = clamp(sequence.seqlen_k - first_key, 0, Config::kBlockN);
     if (num_keys == 0) return;
-    position = find_position_mask<Config>(params, user, sequence, head_kv * params.group_size);
-    blocks = QueryBlocks<Config::kBlockM>(position, sequence.seqlen_q, first_key, Config::kBlockN);
     padded_row = device::padded_row(params, sequence);
+    // Where masks by position differ between heads, the first head comes alone.
+    head_begin = head_kv * params.group_size;
+    head_end = head_begin + (Config::kHeadsDiffer ? 1 : params.group_size);
+    find_masks(params, user);
+  }
+
+  FLASHTILE_DEVICE void find_masks(const AttentionParams& params,
+                                   const typename Config::Expressions::Params& user) {
+    position = find_position_mask<Config>(params, user, sequence, head_begin);
+    blocks = QueryBlocks<Config::kBlockM>(position, sequence.seqlen_q, first_key, Config::kBlockN);
+  }
+
+  /// The next head, where heads come one by one.
+  FLASHTILE_DEVICE void find_next_head(const AttentionParams& params,
+                                       const typename Config::Expressions::Params& user) {
+    head_begin = head_end++;
+    find_masks(params, user);
+  }
+
+  /// How much of a step is seen.
+  FLASHTILE_DEVICE Cover cover(const AttentionParams& params, int head, int m_block) const {
+    if constexpr (Config::kHasBlockMap) {
+      const uint32* row =
+          map_row(params.blocks, sequence.batch_idx, head, m_block, params.grid.num_m_blocks);
+      const int n_block = first_key / Config::kBlockN;
+      const uint32 word = load_global(row + n_block / kCoversPerWord);
+      const uint32 bits = (word >> (2 * (n_block % kCoversPerWord))) & 3u;
+      if (bits != static_cast<uint32>(Cover::kFull)) return static_cast<Cover>(bits);
+    }
+    return blocks.is_full(m_block) ? Cover::kFull : Cover::kPart;
   }
 };
 

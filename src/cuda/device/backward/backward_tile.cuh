@@ -3,7 +3,7 @@
 // The inner part of the backward: a CTA owns a block of keys and values, whose gradients stay in
 // registers, and goes over all query blocks that see some of it, of all heads of the group.
 //
-//   S' = K Q'            P' = 2^(S' scale - lse)
+//   S' = K Q'            P' = e^(scores of S' - lse)
 //   dP' = V dO'          dS' = P' (dP' - delta)
 //   dV += P' dO    dK += dS' Q    dQ += dS K (atomically, in float32)
 //
@@ -12,7 +12,7 @@
 // through it, and warps share keys for the scores that divide the columns of dK and dV.
 #pragma once
 
-#include "cuda/device/backward/backward_state.cuh"
+#include "cuda/device/backward/backward_scores.cuh"
 #include "cuda/device/copy/load_tile.cuh"
 #include "cuda/device/mma/operands.cuh"
 #include "cuda/device/mma/tile_products.cuh"
@@ -78,6 +78,7 @@ struct BackwardTile {
   struct Step {
     int head;
     int m_block;
+    Cover cover;
   };
 
   FLASHTILE_DEVICE static State& state() {
@@ -86,20 +87,22 @@ struct BackwardTile {
 
   const AttentionParams& params;
   const BackwardParams& backward;
+  ScoreRules<Config> rules;
   uint32 shared;       ///< where shared memory begins
   int first_warp_key;  ///< of the warp, in the block
   int warp_m;          ///< which share of queries, or columns, is the warp's
-  float scale;         ///< log2 units of a product
   float dk[kTilesN][kTilesD][4];
   float dv[kTilesN][kTilesV][4];
 
-  FLASHTILE_DEVICE BackwardTile(const AttentionParams& p, const BackwardParams& b)
+  FLASHTILE_DEVICE BackwardTile(const AttentionParams& p,
+                                const typename Config::Expressions::Params& user,
+                                const BackwardParams& b)
       : params(p),
         backward(b),
+        rules{p, user, state().sequence, state().position},
         shared(shared_address(shared_memory())),
         first_warp_key(warp_idx() % Config::kWarpsN * kTilesN * 16),
         warp_m(warp_idx() / Config::kWarpsN),
-        scale(p.softmax_scale * kLog2e),
         dk{},
         dv{} {}
 
@@ -164,7 +167,7 @@ struct BackwardTile {
                      : count < 4 ? count * 4
                                  : 16);
     }
-    if (!s.blocks.is_full(step.m_block) && thread < kBlockM) {
+    if (step.cover != Cover::kFull && thread < kBlockM) {
       const bool is_there = thread < num_rows;
       const variant::KeyRange range = s.position.keys(first + thread);
       const int64 begin = is_there ? range.begin - s.first_key : 0;
@@ -178,55 +181,8 @@ struct BackwardTile {
 
   // ---- From products to weights and their gradients
 
-  /// Hides what the pair's masks hide: the weight becomes 0, whatever it was.
-  FLASHTILE_DEVICE void make_weights_masked(Scores& s, Scores& dp, int stage,
-                                            int first_query) const {
-    make_weights(s, dp, stage, first_query);
-    const uint32 ranges = vectors(stage) + static_cast<uint32>(kBlockM * 8);
-    const int lane_query = first_query + lane_idx() % 4 * 2;
-    const int lane_key = first_warp_key + lane_idx() / 4;
-    FLASHTILE_UNROLL
-    for (int n = 0; n < kSlice / 8; ++n) {
-      const Vector4 range =
-          load_shared_vector(ranges + static_cast<uint32>((lane_query + n * 8) * 8));
-      const int begin[2] = {static_cast<int>(range.x), static_cast<int>(range.z)};
-      const int end[2] = {static_cast<int>(range.y), static_cast<int>(range.w)};
-      FLASHTILE_UNROLL
-      for (int m = 0; m < kTilesN; ++m) {
-        FLASHTILE_UNROLL
-        for (int r = 0; r < 4; ++r) {
-          const int key = lane_key + m * 16 + r / 2 * 8;
-          bool is_seen = key < end[r % 2];
-          if constexpr (Config::kHasLowerBound) is_seen = is_seen && key >= begin[r % 2];
-          if (!is_seen) s[m][n][r] = dp[m][n][r] = 0.0f;
-        }
-      }
-    }
-  }
-
-  /// Products become weights, and products of values and gradients become those of scores.
-  FLASHTILE_DEVICE void make_weights(Scores& s, Scores& dp, int stage, int first_query) const {
-    const uint32 lse = vectors(stage) + static_cast<uint32>((first_query + lane_idx() % 4 * 2) * 4);
-    FLASHTILE_UNROLL
-    for (int n = 0; n < kSlice / 8; ++n) {
-      const FloatPair lse_pair = load_shared_pair(lse + static_cast<uint32>(n * 32));
-      const FloatPair delta_pair =
-          load_shared_pair(lse + static_cast<uint32>(kBlockM * 4 + n * 32));
-      FLASHTILE_UNROLL
-      for (int m = 0; m < kTilesN; ++m) {
-        FLASHTILE_UNROLL
-        for (int r = 0; r < 4; ++r) {
-          const float shift = r % 2 == 0 ? lse_pair.x : lse_pair.y;
-          const float delta = r % 2 == 0 ? delta_pair.x : delta_pair.y;
-          s[m][n][r] = exp2_approx(fused_multiply_add(s[m][n][r], scale, -shift));
-          dp[m][n][r] = s[m][n][r] * (dp[m][n][r] - delta);
-        }
-      }
-    }
-  }
-
   template <bool kMasked>
-  FLASHTILE_DEVICE void process_slice(int stage, int slice) {
+  FLASHTILE_DEVICE void process_slice(const Step& step, int stage, int slice) {
     const int first_query = (warp_m * kNumSlices + slice) * kSlice;
     const HeldRows<Config::kElement, kTilesN, Config::kHeadDim> no_keys = {};
     const HeldRows<Config::kElement, kTilesN, Config::kHeadDimV> no_values = {};
@@ -238,11 +194,11 @@ struct BackwardTile {
     accumulate_scores<Config::kElement, kTilesN, kSlice, Config::kHeadDimV, false, ValueTile,
                       DoutTile>(dp, no_values, value_tile(), first_warp_key, dout_tile(stage),
                                 first_query);
-    if constexpr (kMasked) {
-      make_weights_masked(s, dp, stage, first_query);
-    } else {
-      make_weights(s, dp, stage, first_query);
-    }
+    const BackwardScores<Config, kTilesN, kSlice> scores = {
+        rules,       vectors(stage),    params.softmax_scale, step.head, step.m_block * kBlockM,
+        first_query, state().first_key, first_warp_key};
+    scores.make_weights(s, dp);
+    if constexpr (kMasked) scores.hide(s, dp);
     SliceWeights weights, dscores;
     weights.set(s);
     dscores.set(dp);
@@ -280,12 +236,12 @@ struct BackwardTile {
 
   /// From products to weights and their gradients.
   FLASHTILE_DEVICE void process_scores(const Step& step, int stage) {
-    if (state().blocks.is_full(step.m_block)) {
+    if (step.cover == Cover::kFull) {
       FLASHTILE_UNROLL
-      for (int slice = 0; slice < kNumSlices; ++slice) process_slice<false>(stage, slice);
+      for (int slice = 0; slice < kNumSlices; ++slice) process_slice<false>(step, stage, slice);
     } else {
       FLASHTILE_UNROLL
-      for (int slice = 0; slice < kNumSlices; ++slice) process_slice<true>(stage, slice);
+      for (int slice = 0; slice < kNumSlices; ++slice) process_slice<true>(step, stage, slice);
     }
   }
 
@@ -302,21 +258,27 @@ struct BackwardTile {
 
   // ---- Steps
 
-  FLASHTILE_DEVICE bool holds(const Step& step) const {
+  FLASHTILE_DEVICE static bool holds(const Step& step) { return step.head < state().head_end; }
+
+  /// `step`, or the first one behind it of which something is seen.
+  FLASHTILE_DEVICE Step find_step(Step step) const {
     const State& s = state();
-    return step.head < (s.head_kv + 1) * params.group_size && s.blocks.end > s.blocks.begin;
-  }
-  FLASHTILE_DEVICE Step next(Step step) const {
-    if (++step.m_block == state().blocks.end) {
-      step.m_block = state().blocks.begin;
-      ++step.head;
+    while (true) {
+      if (step.m_block >= s.blocks.end) {
+        step.m_block = s.blocks.begin;
+        ++step.head;
+      }
+      if (!holds(step)) return step;
+      step.cover = s.cover(params, step.head, step.m_block);
+      if (step.cover != Cover::kNone) return step;
+      ++step.m_block;
     }
-    return step;
   }
 
-  FLASHTILE_DEVICE void run() {
-    load_keys();
-    Step step = {state().head_kv * params.group_size, state().blocks.begin};
+  /// All steps of the heads that the state names.
+  FLASHTILE_DEVICE void visit_blocks() {
+    if (state().blocks.end <= state().blocks.begin) return;
+    Step step = find_step({state().head_begin, state().blocks.begin, Cover::kNone});
     if (holds(step)) load_queries(step, 0);
     copy_async_commit();
     int stage = 0;
@@ -325,7 +287,7 @@ struct BackwardTile {
       // The step's queries are there for all, and nobody reads what the last step left.
       copy_async_wait<0>();
       sync_cta();
-      const Step next_step = next(step);
+      const Step next_step = find_step({step.head, step.m_block + 1, Cover::kNone});
       if constexpr (Config::kNumStages == 2) {
         if (holds(next_step)) load_queries(next_step, stage ^ 1);
         copy_async_commit();
@@ -344,6 +306,21 @@ struct BackwardTile {
       if constexpr (Config::kNumStages == 2) stage ^= 1;
       step = next_step;
     }
+  }
+
+  FLASHTILE_DEVICE void run() {
+    load_keys();
+    visit_blocks();
+    if constexpr (Config::kHeadsDiffer) {
+      FLASHTILE_NO_UNROLL
+      for (int head = 1; head < params.group_size; ++head) {
+        sync_cta();
+        if (thread_idx() == 0) state().find_next_head(params, rules.user);
+        sync_cta();
+        visit_blocks();
+      }
+    }
+    copy_async_commit();
     copy_async_wait<0>();
     sync_cta();
   }

@@ -22,6 +22,25 @@ FLASHTILE_DEVICE int64 padded_row(const AttentionParams& params, const Sequence&
   return sequence.batch_idx * each;
 }
 
+/// Calls `apply(sequence, first row, head)` for kRowPadding rows of a head at a time, warp by warp
+/// of a grid of strided CTAs; heads are innermost, since their rows are neighbours in memory.
+template <class Apply>
+FLASHTILE_DEVICE void for_each_row_block(const AttentionParams& params, int warps_per_cta,
+                                         const Apply& apply) {
+  const LengthsParam& lengths = params.lengths;
+  const int num_blocks = (lengths.max_seqlen_q + kRowPadding - 1) / kRowPadding;
+  const int64 count = static_cast<int64>(lengths.batch_size) * num_blocks * params.num_heads;
+  const int64 step = num_ctas() * warps_per_cta;
+  for (int64 at = cta_idx() * warps_per_cta + warp_idx(); at < count; at += step) {
+    const int64 block = at / params.num_heads;
+    const Sequence sequence = load_sequence(params, static_cast<int>(block / num_blocks));
+    const int first = static_cast<int>(block % num_blocks) * kRowPadding;
+    if (first < sequence.seqlen_q) {
+      apply(sequence, first, static_cast<int>(at % params.num_heads));
+    }
+  }
+}
+
 /// The place of a 16x8 tile of the sums of dq: rows from `row` of a head, columns 8 column_tile.
 template <int kHeadDim>
 FLASHTILE_DEVICE float* dq_tile(const BackwardParams& backward, int head, int64 row,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attention_bwd_convert: dq from its sums, scaled and rounded. A warp takes sixteen rows of a head;
-// memory is the limit: (4 + element) bytes for each element.
+// attention_bwd_convert: dq from its sums, scaled and rounded; zeros for packed queries that no
+// sequence covers. A warp takes sixteen rows of a head; memory is the limit: (4 + element) bytes
+// for each element.
 #pragma once
 
 #include "cuda/device/backward/padded_rows.cuh"
@@ -56,19 +57,28 @@ struct BackwardConvert {
     }
   }
 
-  FLASHTILE_DEVICE void run() const {
+  FLASHTILE_DEVICE void clear_uncovered_rows() const {
     const LengthsParam& lengths = params.lengths;
-    const int num_blocks = (lengths.max_seqlen_q + kRowPadding - 1) / kRowPadding;
-    const int64 count = static_cast<int64>(lengths.batch_size) * num_blocks * params.num_heads;
+    const int64 covered =
+        clamp<int64>(load_int(lengths.cu_seqlens_q, lengths.batch_size), 0, lengths.total_q);
+    const int64 count = (lengths.total_q - covered) * params.num_heads;
     const int64 step = num_ctas() * (kThreads / kWarpSize);
+    Sequence all;
     for (int64 at = cta_idx() * (kThreads / kWarpSize) + warp_idx(); at < count; at += step) {
-      const int64 block = at / params.num_heads;
-      const Sequence sequence = load_sequence(params, static_cast<int>(block / num_blocks));
-      const int first = static_cast<int>(block % num_blocks) * kRowPadding;
-      if (first < sequence.seqlen_q) {
-        convert(sequence, first, static_cast<int>(at % params.num_heads));
+      all.q_begin = covered + at / params.num_heads;
+      char* row = query_row(backward.dq, all, 0, static_cast<int>(at % params.num_heads));
+      for (int col = lane_idx(); col < params.head_dim; col += kWarpSize) {
+        store_element<Config::kElement>(row + col * backward.dq.element_stride, 0.0f);
       }
     }
+  }
+
+  FLASHTILE_DEVICE void run() const {
+    for_each_row_block(params, kThreads / kWarpSize,
+                       [&](const Sequence& sequence, int first_row, int head) {
+                         convert(sequence, first_row, head);
+                       });
+    if (params.lengths.cu_seqlens_q.data != nullptr) clear_uncovered_rows();
   }
 };
 

@@ -16,7 +16,7 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BackwardTile<Config>
   if (thread_idx() == 0) Work::state().find(params, user, backward, cta_idx());
   sync_cta();
   if (Work::state().num_keys == 0) return;
-  Work work(params, backward);
+  Work work(params, user, backward);
   work.run();
   BackwardFinish<Work>::run(work);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attention_bwd_prepare: delta = sum of out dout, less dlse, of each query; lse in log2 units; and
-// zeros where dq is summed.
+// attention_bwd_prepare: delta = sum of out dout, less dlse, of each query; lse, in log2 units
+// where scores have no options; zeros where dq is summed; and zeros for keys that no sequence has.
 //
 // A warp takes sixteen rows of a head, neighbouring warps neighbouring heads, so that they read
 // memory in order. Memory is the limit: out and dout are read once, the sums written once.
@@ -94,23 +94,61 @@ struct BackwardPrepare {
       const float lse = load_global(query_scalar(params.lse, sequence, q_idx, head));
       const int64 at = head * backward.padded_rows + begin + row;
       backward.delta[at] = delta;
-      backward.lse[at] = lse == -infinity() ? infinity() : lse * kLog2e;
+      backward.lse[at] = lse == -infinity() ? infinity() : lse * (Config::kLog2Lse ? kLog2e : 1.0f);
+    }
+  }
+
+  /// A row of zeros for each kv head, of dk and dv.
+  FLASHTILE_DEVICE void clear_key(int64 line, int64 row) const {
+    for (int head = 0; head < params.num_heads_kv; ++head) {
+      clear_row(backward.dk, line, row, head, params.head_dim);
+      clear_row(backward.dv, line, row, head, params.head_dim_v);
+    }
+  }
+
+  FLASHTILE_DEVICE static void clear_row(const RowsParam& rows, int64 line, int64 row, int head,
+                                         int num_cols) {
+    char* to =
+        rows.data + line * rows.batch_stride + row * rows.row_stride + head * rows.head_stride;
+    for (int col = lane_idx(); col < num_cols; col += kWarpSize) {
+      store_element<Config::kElement>(to + col * rows.element_stride, 0.0f);
+    }
+  }
+
+  /// Keys before and behind those that are in use; of packed ones also those that no sequence
+  /// covers, which count as a sequence.
+  FLASHTILE_DEVICE void clear_unused_keys() const {
+    const LengthsParam& lengths = params.lengths;
+    const bool is_packed = lengths.cu_seqlens_k.data != nullptr;
+    const int num_sequences = lengths.batch_size + (is_packed ? 1 : 0);
+    const int64 stored_most = is_packed ? lengths.total_k : lengths.max_seqlen_k;
+    const int64 step = num_ctas() * (kThreads / kWarpSize);
+    const int64 first = cta_idx() * (kThreads / kWarpSize) + warp_idx();
+    for (int b = 0; b < num_sequences; ++b) {
+      int64 begin = 0;
+      int64 end = stored_most;
+      Sequence sequence;
+      if (b < lengths.batch_size) sequence = load_sequence(params, b);
+      if (is_packed) {
+        begin = clamp<int64>(load_int(lengths.cu_seqlens_k, b), 0, lengths.total_k);
+        if (b < lengths.batch_size) {
+          end = clamp<int64>(load_int(lengths.cu_seqlens_k, b + 1), begin, lengths.total_k);
+        }
+      }
+      const int64 used = begin + sequence.leftpad;
+      for (int64 row = begin + first; row < end; row += step) {
+        if (row >= used && row < used + sequence.seqlen_k) continue;
+        clear_key(is_packed ? 0 : sequence.line, row);
+      }
     }
   }
 
   FLASHTILE_DEVICE void run() const {
-    const LengthsParam& lengths = params.lengths;
-    const int num_blocks = (lengths.max_seqlen_q + kRowPadding - 1) / kRowPadding;
-    const int64 count = static_cast<int64>(lengths.batch_size) * num_blocks * params.num_heads;
-    const int64 step = num_ctas() * (kThreads / kWarpSize);
-    for (int64 at = cta_idx() * (kThreads / kWarpSize) + warp_idx(); at < count; at += step) {
-      const int64 block = at / params.num_heads;
-      const Sequence sequence = load_sequence(params, static_cast<int>(block / num_blocks));
-      const int first = static_cast<int>(block % num_blocks) * kRowPadding;
-      if (first < sequence.seqlen_q) {
-        prepare(sequence, first, static_cast<int>(at % params.num_heads));
-      }
-    }
+    for_each_row_block(params, kThreads / kWarpSize,
+                       [&](const Sequence& sequence, int first_row, int head) {
+                         prepare(sequence, first_row, head);
+                       });
+    if constexpr (Config::kHasUnusedKeys) clear_unused_keys();
   }
 };
 

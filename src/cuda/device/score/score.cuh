@@ -89,12 +89,34 @@ struct ScoreRules {
     float x = product * params.softmax_scale;
     if constexpr (Config::kHasSoftcap) x = params.softcap * squash(x / params.softcap);
     if constexpr (Expressions::kHasScore) x = Expressions::score(user, pair(head, q_idx, k_idx), x);
+    return add_biases(x, head, q_idx, k_idx);
+  }
+
+  FLASHTILE_DEVICE float add_biases(float x, int head, int q_idx, int k_idx) const {
     if constexpr (Config::kBias != Element::kNone) x += bias_at(head, q_idx, k_idx);
     if constexpr (Config::kHasAlibi) {
       const float distance = static_cast<float>(q_idx + sequence.query_offset - k_idx);
       x = fused_multiply_add(-slope(head), absolute(distance), x);
     }
     return x;
+  }
+
+  /// The same, and its derivative by the scaled product.
+  FLASHTILE_DEVICE float logit_and_derivative(float product, int head, int q_idx, int k_idx,
+                                              float& derivative) const {
+    float x = product * params.softmax_scale;
+    derivative = 1.0f;
+    if constexpr (Config::kHasSoftcap) {
+      const float squashed = squash(x / params.softcap);
+      x = params.softcap * squashed;
+      derivative = fused_multiply_add(-squashed, squashed, 1.0f);
+    }
+    if constexpr (Expressions::kHasScore) {
+      const Pair place = pair(head, q_idx, k_idx);
+      derivative *= Expressions::score_derivative(user, place, x);
+      x = Expressions::score(user, place, x);
+    }
+    return add_biases(x, head, q_idx, k_idx);
   }
 
   /// Whether a listed block holds the pair.

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From products to weights and to gradients of products, in accumulators whose rows are keys and
+// whose columns are queries.
+#pragma once
+
+#include "cuda/device/backward/backward_state.cuh"
+#include "cuda/device/score/dropout.cuh"
+
+namespace flashtile::device {
+
+/// One slice of a warp: 16 kTilesN keys by kSlice queries. In shared memory: lse, delta (float32)
+/// and ranges of keys (pairs of ints) of the block's queries.
+template <class Config, int kTilesN, int kSlice>
+struct BackwardScores {
+  using Scores = float[kTilesN][kSlice / 8][4];
+
+  const ScoreRules<Config>& rules;
+  uint32 vectors;
+  float softmax_scale;
+  int head;
+  int block_query;     ///< first query of the block
+  int first_query;     ///< of the slice, in the block
+  int block_key;       ///< first key of the block
+  int first_warp_key;  ///< of the warp, in the block
+
+  FLASHTILE_DEVICE int lane_query() const { return first_query + lane_idx() % 4 * 2; }
+  FLASHTILE_DEVICE int lane_key() const { return first_warp_key + lane_idx() / 4; }
+
+  /// Products of queries and keys become weights; products of gradients and values become
+  /// gradients of products, but for the scale.
+  FLASHTILE_DEVICE void make_weights(Scores& s, Scores& dp) const {
+    const uint32 lse = vectors + static_cast<uint32>(lane_query() * 4);
+    const float scale = softmax_scale * kLog2e;
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kSlice / 8; ++n) {
+      const FloatPair lse_pair = load_shared_pair(lse + static_cast<uint32>(n * 32));
+      const FloatPair delta_pair =
+          load_shared_pair(lse + static_cast<uint32>(Config::kBlockM * 4 + n * 32));
+      uint32 kept = 0xffffffffu;
+      if constexpr (Config::kHasDropout) kept = kept_weights(n);
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesN; ++m) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          const float shift = r % 2 == 0 ? lse_pair.x : lse_pair.y;
+          const float delta = r % 2 == 0 ? delta_pair.x : delta_pair.y;
+          float derivative = 1.0f;
+          float weight;
+          if constexpr (Config::kHasScoreOptions) {
+            const int q_idx = block_query + lane_query() + n * 8 + r % 2;
+            const int last = rules.sequence.seqlen_q - 1;
+            const float logit =
+                rules.logit_and_derivative(s[m][n][r], head, q_idx < last ? q_idx : last,
+                                           block_key + lane_key() + m * 16 + r / 2 * 8, derivative);
+            weight = exp2_approx((logit - shift) * kLog2e);
+          } else {
+            weight = exp2_approx(fused_multiply_add(s[m][n][r], scale, -shift));
+          }
+          float dweight = dp[m][n][r];
+          if constexpr (Config::kHasDropout) {
+            const bool is_kept = (kept >> (m * 4 + r)) & 1u;
+            dweight = is_kept ? dweight * rules.params.dropout.gain : 0.0f;
+            s[m][n][r] = is_kept ? weight : 0.0f;
+          } else {
+            s[m][n][r] = weight;
+          }
+          dp[m][n][r] = weight * (dweight - delta);
+          if constexpr (Config::kHasScoreOptions) {
+            dp[m][n][r] = weight == 0.0f ? 0.0f : dp[m][n][r] * derivative;
+          }
+        }
+      }
+    }
+  }
+
+  /// A bit for each of the lane's elements of column tile n, at 4 m + r: set where dropout keeps
+  /// it. A call of the generator serves the keys of this lane and of its neighbour in the rows for
+  /// one query; each of the two makes it for one of their two queries.
+  FLASHTILE_DEVICE uint32 kept_weights(int n) const {
+    const DropoutParam& dropout = rules.params.dropout;
+    const int group = lane_idx() / 4;
+    const int own = group % 2;
+    const uint32 batch_head =
+        static_cast<uint32>(rules.sequence.batch_idx * rules.params.num_heads + head);
+    const int key = block_key + first_warp_key;
+    uint32 kept = 0;
+    FLASHTILE_UNROLL
+    for (int part = 0; part < (kTilesN + 1) / 2; ++part) {
+      uint32 words[4];
+      dropout_words(words, dropout, batch_head,
+                    static_cast<uint32>(block_query + lane_query() + n * 8 + own),
+                    static_cast<uint32>(key + part * 32), static_cast<uint32>(group / 2));
+      FLASHTILE_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        const uint32 other = shuffle_xor(words[word], 4);
+        // Words of sixteen keys may be the first or the second two.
+        const int element = kTilesN == 1 ? word - key % 32 / 8 : part * 4 + word;
+        if (element < 0 || element >= 2 * kTilesN) continue;
+        FLASHTILE_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          const uint32 bits = e == own ? words[word] : other;
+          const uint32 drawn = own == 0 ? bits & 0xffffu : bits >> 16;
+          const int at = element / 2 * 4 + element % 2 * 2 + e;
+          if (drawn >= dropout.threshold) kept |= 1u << at;
+        }
+      }
+    }
+    return kept;
+  }
+
+  /// Sets what masks hide to 0, whatever it was.
+  FLASHTILE_DEVICE void hide(Scores& s, Scores& dp) const {
+    const uint32 ranges = vectors + static_cast<uint32>(Config::kBlockM * 8 + lane_query() * 8);
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kSlice / 8; ++n) {
+      const Vector4 range = load_shared_vector(ranges + static_cast<uint32>(n * 64));
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesN; ++m) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          const int key = lane_key() + m * 16 + r / 2 * 8;
+          bool is_seen = key < static_cast<int>(r % 2 == 0 ? range.y : range.w);
+          if constexpr (Config::kHasLowerBound) {
+            is_seen = is_seen && key >= static_cast<int>(r % 2 == 0 ? range.x : range.z);
+          }
+          if constexpr (Config::kHasBlockMap) {
+            is_seen = is_seen && rules.is_kept(head, block_query + lane_query() + n * 8 + r % 2,
+                                               block_key + key);
+          }
+          if (!is_seen) s[m][n][r] = dp[m][n][r] = 0.0f;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace flashtile::device
