@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Times tile shapes of the portable forward beside each other, to choose those of the plan:
-//   forward_sweep [--json FILE] [--rounds N] [--tokens N] [--hidden N] [DIM:CAUSAL:SEQLEN ...]
-// 16k tokens, hidden size 2048, bf16. Each shape is compiled first (several at a time), its result
-// compared with that of the first shape; then all are timed once in each round.
+//   forward_sweep [--json FILE] [--rounds N] [--tokens N] [--hidden N] [POINT ...]
+// A point is DIM:CAUSAL:SEQLEN, of 16k tokens and hidden size 2048 in bf16, or
+// decode:BATCH:HEADS:HEADS_KV:KEYS with head_dim 128 (the figure is then TB/s of keys and values).
+// Each shape is compiled first (several at a time), its result compared with that of the first
+// shape; then all are timed once in each round.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -36,45 +38,58 @@ struct Settings {
 struct Point {
   int64_t dim, seqlen;
   bool causal;
+  int64_t decode_batch = 0;  ///< 0: as many queries as keys
+  int64_t heads = 0, heads_kv = 0;
 };
 
 struct Shape {
   int block_m, block_n, slice, warps_m, num_stages, min_ctas;
   bool query_in_registers;
+  bool runs_ahead = false;
+  int warps_n = 1;
 
   std::string name() const {
     return std::to_string(block_m) + "x" + std::to_string(block_n) + " slice " +
            std::to_string(slice) + " warps " + std::to_string(warps_m) + " stages " +
            std::to_string(num_stages) + " ctas " + std::to_string(min_ctas) +
-           (query_in_registers ? " q-regs" : "");
+           (warps_n > 1 ? "x" + std::to_string(warps_n) : "") +
+           (query_in_registers ? " q-regs" : "") + (runs_ahead ? " ahead" : "");
   }
 };
 
+std::vector<Shape> decode_shapes() {
+  return {{16, 64, 16, 1, 2, 1, false, false, 4},  {16, 64, 16, 1, 3, 1, false, false, 4},
+          {16, 64, 16, 1, 4, 1, false, false, 4},  {16, 128, 32, 1, 2, 1, false, false, 4},
+          {16, 128, 16, 1, 2, 1, false, false, 4}, {16, 32, 16, 1, 4, 4, false, false, 2},
+          {16, 64, 16, 1, 1, 4, false, false, 4},  {16, 64, 16, 1, 2, 3, true, false, 4},
+          {16, 64, 16, 1, 2, 3, true, true, 4}};
+}
+
 std::vector<Shape> shapes_for(int64_t dim) {
   if (dim <= 64) {
-    return {{128, 64, 64, 4, 2, 2, false}, {128, 64, 64, 4, 2, 2, true},
-            {128, 64, 32, 4, 2, 2, false}, {128, 64, 32, 4, 2, 2, true},
-            {128, 64, 64, 4, 2, 3, false}, {128, 64, 32, 4, 2, 3, false},
-            {128, 64, 32, 4, 2, 3, true},  {128, 128, 64, 4, 2, 2, false},
-            {128, 128, 32, 4, 2, 2, true}, {128, 128, 64, 4, 2, 2, true},
-            {128, 64, 64, 8, 2, 2, true},  {128, 128, 64, 8, 2, 2, true},
-            {64, 64, 64, 4, 2, 4, true},   {64, 64, 64, 4, 2, 3, true},
-            {128, 64, 16, 4, 2, 3, true},  {256, 64, 64, 8, 2, 1, true},
-            {128, 64, 64, 4, 3, 2, true},  {128, 32, 32, 4, 3, 3, true}};
+    return {{128, 64, 64, 4, 2, 2, false},       {128, 64, 64, 4, 2, 2, true, true},
+            {128, 64, 64, 4, 2, 2, false, true}, {128, 128, 64, 4, 2, 2, false},
+            {128, 128, 64, 4, 2, 2, true},       {128, 128, 32, 4, 2, 2, true},
+            {128, 64, 64, 4, 2, 3, false},       {128, 64, 64, 4, 1, 3, false},
+            {128, 64, 64, 4, 1, 2, false},       {64, 64, 64, 4, 2, 4, true},
+            {64, 64, 64, 4, 2, 4, true, true},   {64, 64, 64, 4, 2, 3, true, true},
+            {64, 64, 64, 2, 2, 4, false},        {128, 32, 32, 4, 2, 3, true, true},
+            {128, 128, 64, 8, 2, 2, true},       {128, 64, 32, 4, 2, 3, true}};
   }
   if (dim <= 128) {
-    return {
-        {128, 64, 64, 4, 2, 2, false}, {128, 64, 32, 4, 2, 2, false}, {128, 64, 16, 4, 2, 2, false},
-        {128, 32, 32, 4, 2, 2, false}, {128, 32, 32, 4, 3, 2, false}, {128, 32, 16, 4, 2, 2, true},
-        {128, 64, 64, 8, 2, 1, true},  {128, 128, 64, 8, 2, 1, true}, {128, 64, 64, 8, 3, 1, true},
-        {64, 64, 64, 4, 2, 2, true},   {64, 64, 64, 4, 2, 3, false},  {64, 64, 32, 2, 2, 4, false},
-        {256, 64, 64, 8, 2, 1, false}, {128, 32, 32, 4, 4, 2, false}};
+    return {{128, 64, 64, 4, 2, 2, false},       {128, 64, 64, 4, 1, 2, false},
+            {128, 32, 32, 4, 2, 2, false, true}, {64, 64, 64, 4, 1, 3, false},
+            {64, 64, 64, 4, 1, 4, false},        {64, 64, 64, 4, 2, 2, true, true},
+            {64, 64, 64, 2, 1, 4, false},        {128, 64, 64, 8, 1, 2, false},
+            {256, 64, 64, 8, 2, 1, false},       {128, 64, 64, 8, 2, 1, true, true},
+            {128, 128, 64, 8, 2, 1, true}};
   }
-  return {
-      {128, 64, 64, 8, 2, 1, false}, {128, 64, 32, 8, 2, 1, false}, {128, 32, 32, 8, 2, 1, false},
-      {128, 32, 32, 8, 3, 1, false}, {128, 32, 32, 8, 2, 1, true},  {128, 64, 32, 8, 2, 1, true},
-      {128, 32, 16, 8, 3, 1, true},  {64, 64, 64, 4, 2, 1, false},  {64, 64, 32, 4, 2, 1, true},
-      {64, 32, 32, 4, 2, 2, false},  {64, 32, 32, 4, 3, 2, false}};
+  return {{128, 64, 64, 8, 2, 1, false},      {128, 64, 32, 8, 2, 1, true},
+          {64, 64, 64, 4, 1, 2, false},       {64, 64, 32, 4, 1, 2, false},
+          {64, 32, 32, 4, 2, 2, false, true}, {64, 32, 32, 4, 2, 2, true, true},
+          {64, 32, 32, 4, 2, 2, true},        {64, 32, 32, 4, 1, 2, true},
+          {128, 64, 64, 8, 1, 1, false},      {128, 64, 64, 8, 2, 1, false, true},
+          {128, 32, 32, 8, 2, 1, true, true}, {64, 64, 64, 4, 2, 1, false, true}};
 }
 
 std::shared_ptr<void> allocate(int64_t bytes, const Context& context) {
@@ -143,6 +158,9 @@ class Sweep {
     }
     out_ = allocate(bytes, context_);
     lse_ = allocate(settings_.tokens * 64 * 4, context_);
+    workspace_ = allocate(kWorkspaceBytes, context_);
+    context_.workspace = workspace_.get();
+    context_.workspace_bytes = kWorkspaceBytes;
   }
 
   void run(const Point& point) {
@@ -151,8 +169,7 @@ class Sweep {
     problem.gpu = &gpu_model(problem.device);
     std::vector<Candidate> candidates = prepare(problem, point);
     check(problem, args, candidates);
-    const double flops = 4.0 * settings_.tokens * static_cast<double>(point.seqlen) *
-                         settings_.hidden * (point.causal ? 0.5 : 1.0);
+    const double work = work_of(point);
     for (int round = 0; round < settings_.rounds; ++round) {
       std::shuffle(candidates.begin(), candidates.end(), shuffle_);
       for (Candidate& candidate : candidates) {
@@ -161,33 +178,49 @@ class Sweep {
           cuda::launch_forward_plan(problem, candidate.plan, args, context_);
         };
         if (round == 0) launch();
-        candidate.times.push_back(milliseconds(context_, repeats(flops), launch));
+        candidate.times.push_back(milliseconds(context_, repeats(work), launch));
       }
     }
     std::erase_if(candidates, [](const Candidate& c) { return !c.fault.empty(); });
     std::sort(candidates.begin(), candidates.end(),
               [](Candidate& a, Candidate& b) { return a.median() < b.median(); });
-    for (Candidate& candidate : candidates) report(point, candidate, flops);
+    for (Candidate& candidate : candidates) report(point, candidate, work);
   }
 
  private:
-  static int repeats(double flops) {
-    return flops < 1e9 ? 1 : std::clamp(static_cast<int>(8e12 / flops), 2, 200);
+  static constexpr int64_t kWorkspaceBytes = int64_t{1} << 28;
+
+  static int repeats(double work) {
+    return work < 1e7 ? 1 : std::clamp(static_cast<int>(8e12 / work), 2, 200);
+  }
+
+  /// Operations, or bytes of a decode.
+  double work_of(const Point& point) const {
+    if (point.decode_batch > 0) {
+      return 4.0 *
+             static_cast<double>(point.decode_batch * point.heads_kv * point.seqlen * point.dim);
+    }
+    return 4.0 * static_cast<double>(settings_.tokens) * static_cast<double>(point.seqlen) *
+           static_cast<double>(settings_.hidden) * (point.causal ? 0.5 : 1.0);
   }
 
   AttentionArgs arguments(const Point& point) const {
     AttentionArgs args;
-    const std::vector<int64_t> shape = {settings_.tokens / point.seqlen, point.seqlen,
-                                        settings_.hidden / point.dim, point.dim};
-    const auto view = [&](const std::shared_ptr<void>& memory) {
-      TensorView tensor(memory.get(), DType::kBF16, shape);
+    const bool is_decode = point.decode_batch > 0;
+    const int64_t batch = is_decode ? point.decode_batch : settings_.tokens / point.seqlen;
+    const int64_t heads = is_decode ? point.heads : settings_.hidden / point.dim;
+    const std::vector<int64_t> shape = {batch, is_decode ? 1 : point.seqlen, heads, point.dim};
+    const std::vector<int64_t> cache = {batch, point.seqlen, is_decode ? point.heads_kv : heads,
+                                        point.dim};
+    const auto view = [&](const std::shared_ptr<void>& memory, const std::vector<int64_t>& sizes) {
+      TensorView tensor(memory.get(), DType::kBF16, sizes);
       tensor.device = context_.device;
       return tensor;
     };
-    args.q = view(inputs_[0]);
-    args.k = view(inputs_[1]);
-    args.v = view(inputs_[2]);
-    args.out = view(out_);
+    args.q = view(inputs_[0], shape);
+    args.k = view(inputs_[1], cache);
+    args.v = view(inputs_[2], cache);
+    args.out = view(out_, shape);
     args.lse = TensorView(lse_.get(), DType::kF32, {shape[0], shape[2], shape[1]});
     args.lse.device = context_.device;
     args.causal = point.causal;
@@ -196,14 +229,16 @@ class Sweep {
 
   std::vector<Candidate> prepare(const AttentionProblem& problem, const Point& point) {
     std::vector<Candidate> candidates;
-    for (const Shape& shape : shapes_for(point.dim)) {
+    for (const Shape& shape : point.decode_batch > 0 ? decode_shapes() : shapes_for(point.dim)) {
       cuda::ForwardTiling tiling;
       const auto dim = static_cast<int>(point.dim);
-      tiling.shape = {2, dim, dim, shape.block_m, shape.block_n, shape.warps_m, 1, shape.num_stages,
-                      0};
+      tiling.shape = {
+          2, dim, dim, shape.block_m, shape.block_n, shape.warps_m, shape.warps_n, shape.num_stages,
+          0};
       tiling.slice = shape.slice;
       tiling.min_ctas = shape.min_ctas;
       tiling.query_in_registers = shape.query_in_registers;
+      tiling.runs_ahead = shape.runs_ahead;
       if (tiling.shape.shared_bytes() > problem.gpu->shared_bytes_per_cta) continue;
       candidates.push_back({shape, cuda::make_forward_plan(problem, tiling), nullptr, "", 0, {}});
     }
@@ -222,8 +257,8 @@ class Sweep {
     return candidates;
   }
 
-  std::vector<uint16_t> result() const {
-    std::vector<uint16_t> values(static_cast<size_t>(settings_.tokens * settings_.hidden));
+  std::vector<uint16_t> result(int64_t count) const {
+    std::vector<uint16_t> values(static_cast<size_t>(count));
     const cuda::CurrentContext current(context_);
     current.api().cuMemcpyDtoHAsync(values.data(),
                                     reinterpret_cast<cuda::driver::Address>(out_.get()),
@@ -236,9 +271,11 @@ class Sweep {
   void check(const AttentionProblem& problem, const AttentionArgs& args,
              std::vector<Candidate>& candidates) {
     std::vector<uint16_t> first;
+    // Odd, so that all columns are looked at.
+    const size_t step = settings_.tokens * settings_.hidden > 1 << 22 ? 7 : 1;
     for (Candidate& candidate : candidates) {
       if (!candidate.fault.empty()) {
-        std::cout << "# " << candidate.shape.name() << ": " << candidate.fault.substr(0, 200)
+        std::cout << "# " << candidate.shape.name() << ": " << candidate.fault.substr(0, 400)
                   << '\n';
         continue;
       }
@@ -248,26 +285,30 @@ class Sweep {
         wait(context_);
       } catch (const Error& error) {
         candidate.fault = error.what();
+        std::cout << "# " << candidate.shape.name() << ": " << candidate.fault << '\n';
         continue;
       }
-      const std::vector<uint16_t> values = result();
+      const std::vector<uint16_t> values = result(args.out.numel());
       if (first.empty()) first = values;
-      for (size_t i = 0; i < values.size(); ++i) {
+      for (size_t i = 0; i < values.size(); i += step) {
         const double d = std::fabs(bf16_to_float(values[i]) - bf16_to_float(first[i]));
         if (!(d <= candidate.difference)) candidate.difference = d;
       }
     }
   }
 
-  void report(const Point& point, Candidate& candidate, double flops) {
-    const double tflops = flops / candidate.median() * 1e-9;
+  void report(const Point& point, Candidate& candidate, double work) {
+    const double tflops = work / candidate.median() * 1e-9;
     const auto& attributes = candidate.function->attributes;
-    std::printf("d=%3ld causal=%d s=%6ld %7.1f TFLOP/s  %3d regs %3ld local  diff %.4f  %s\n",
-                point.dim, point.causal, point.seqlen, tflops, attributes.num_registers,
-                attributes.local_bytes, candidate.difference, candidate.shape.name().c_str());
+    std::printf("d=%ld %s=%ld s=%ld %7.2f T/s  %3d regs %3ld local  diff %.4f  %s\n", point.dim,
+                point.decode_batch > 0 ? "decode" : "causal",
+                point.decode_batch > 0 ? point.decode_batch : int64_t{point.causal}, point.seqlen,
+                tflops, attributes.num_registers, attributes.local_bytes, candidate.difference,
+                candidate.shape.name().c_str());
     std::fflush(stdout);
     if (!json_.is_open()) return;
-    json_ << "{\"d\": " << point.dim << ", \"causal\": " << (point.causal ? "true" : "false")
+    json_ << "{\"decode_batch\": " << point.decode_batch << ", \"heads_kv\": " << point.heads_kv
+          << ", \"d\": " << point.dim << ", \"causal\": " << (point.causal ? "true" : "false")
           << ", \"seqlen\": " << point.seqlen << ", \"tflops\": " << tflops
           << ", \"ms\": " << candidate.median() << ", \"shape\": \"" << candidate.shape.name()
           << "\", \"registers\": " << attributes.num_registers
@@ -279,7 +320,7 @@ class Sweep {
   std::ofstream json_;
   std::mt19937 shuffle_{7};
   std::vector<std::shared_ptr<void>> inputs_;
-  std::shared_ptr<void> out_, lse_;
+  std::shared_ptr<void> out_, lse_, workspace_;
 };
 
 }  // namespace
@@ -301,7 +342,12 @@ int main(int argc, char** argv) {
     } else {
       Point point{};
       int causal = 0;
-      if (std::sscanf(argv[i], "%ld:%d:%ld", &point.dim, &causal, &point.seqlen) != 3) return 2;
+      if (std::sscanf(argv[i], "decode:%ld:%ld:%ld:%ld", &point.decode_batch, &point.heads,
+                      &point.heads_kv, &point.seqlen) == 4) {
+        point.dim = 128;
+      } else if (std::sscanf(argv[i], "%ld:%d:%ld", &point.dim, &causal, &point.seqlen) != 3) {
+        return 2;
+      }
       point.causal = causal != 0;
       points.push_back(point);
     }
@@ -309,9 +355,13 @@ int main(int argc, char** argv) {
   if (points.empty()) {
     for (const int64_t dim : {64, 128, 256}) {
       for (const bool causal : {false, true}) {
-        for (const int64_t seqlen : {512, 4096, 16384}) points.push_back({dim, seqlen, causal});
+        for (const int64_t seqlen : {512, 2048, 16384}) points.push_back({dim, seqlen, causal});
       }
     }
+    // As much memory as inputs have, twice the L2 cache.
+    points.push_back({128, 32768, false, 1, 32, 8});
+    points.push_back({128, 1024, false, 32, 32, 8});
+    points.push_back({128, 2048, false, 4, 32, 32});
   }
   try {
     Sweep sweep(settings);

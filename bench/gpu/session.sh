@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that needs a GPU, in one go: builds, checks, then times. Results go to $OUT.
-#   bench/gpu/session.sh [build] [golden] [check] [sweep] [forward] [backward_sweep] [backward]
-# (default: all). $BUILD may hold programs that were built on another machine (flashtile,
+#   bench/gpu/session.sh [build] [golden] [check] [sweep] [forward] [decode] [backward_sweep]
+#     [backward]                                                       (default: all)
+# $BUILD may hold programs that were built on another machine (flashtile,
 # forward_sweep, backward_sweep, libflashtile.so.X.Y.Z): leave `build` out then.
 set -u
 cd "$(dirname "$0")/../.."
@@ -11,7 +12,7 @@ OUT=${OUT:-/tmp/flashtile-gpu}
 BUILD=${BUILD:-build/gpu}
 mkdir -p "$OUT"
 export FLASHTILE_CACHE_DIR=${FLASHTILE_CACHE_DIR:-$OUT/../flashtile-cache}
-parts=${*:-build golden check sweep forward backward_sweep backward}
+parts=${*:-build golden check sweep forward decode backward_sweep backward}
 jobs=$(nproc)
 
 has() { [[ " $parts " == *" $1 "* ]]; }
@@ -51,13 +52,19 @@ fi
 if has sweep; then
   step sweep
   "$BUILD/forward_sweep" --json "$OUT/sweep.jsonl" 2>&1 | tee "$OUT/sweep.txt" | awk '
-    { key = $1 $2 $3 $4; if (count[key]++ < 4 || /^#/) print }'
+    { key = $1 $2 $3; if (count[key]++ < 4 || /^#/) print }'
 fi
 if has forward; then
   step forward
   library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
   python3 bench/gpu/forward.py --library "$library" --json "$OUT/forward.jsonl" 2>&1 |
     tee "$OUT/forward.txt"
+fi
+if has decode; then
+  step decode
+  library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
+  python3 bench/gpu/decode.py --library "$library" --json "$OUT/decode.jsonl" 2>&1 |
+    tee "$OUT/decode.txt"
 fi
 if has backward_sweep; then
   step backward_sweep

@@ -19,12 +19,16 @@ struct AuxTensor {
   std::string name;
   TensorView tensor;    ///< f32, i32 or i64, one dimension or more for each index in the expression
   TensorView gradient;  ///< attention_bwd: same shape, f32; only for f32 tensors the score reads
+
+  bool operator==(const AuxTensor&) const = default;
 };
 
 /// A scalar that an expression reads as `param.name`. Changing it never recompiles anything.
 struct ScalarParam {
   std::string name;
   double value = 0;
+
+  bool operator==(const ScalarParam&) const = default;
 };
 
 /// Everything about attention besides q, k, v and the results. Every member has a default that
@@ -108,6 +112,8 @@ struct AttentionOptions {
   TensorView dbias;          ///< like bias
   TensorView dalibi_slopes;  ///< like alibi_slopes
   TensorView dsink;          ///< like sink
+
+  bool operator==(const AttentionOptions&) const = default;
 };
 
 /// Exact attention, tile by tile: out = softmax(mask(score(q k^T))) v, memory O(seqlen).

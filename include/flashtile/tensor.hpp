@@ -44,6 +44,8 @@ struct FLASHTILE_API TensorView {
              std::span<const int64_t> strides);
 
   explicit operator bool() const { return dtype != DType::kNone; }
+  /// The same view of the same memory.
+  bool operator==(const TensorView&) const = default;
 
   /// Number of elements; 1 for a tensor without dimensions. Assumes that the product fits.
   int64_t numel() const;

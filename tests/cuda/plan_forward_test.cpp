@@ -3,7 +3,10 @@
 // Plans of the portable forward, made for named architectures without a GPU.
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include "core/problem_text.hpp"
+#include "cuda/launch/attention_params.hpp"
 #include "cuda/plan/attention_fwd_plan.hpp"
 #include "ops/attention/implementations.hpp"
 
@@ -151,6 +154,25 @@ TEST(ForwardPlan, RefusesWhatItCannotDo) {
   EXPECT_TRUE(explanation.chosen.empty());
   ASSERT_FALSE(explanation.candidates.empty());
   EXPECT_NE(explanation.candidates.front().refusal.find("f64"), std::string::npos);
+}
+
+TEST(ForwardPlan, DivisorsDivideExactly) {
+  const auto quotient = [](uint32_t n, const device::DivisorParam& divisor) {
+    const auto high = static_cast<uint32_t>((uint64_t{n} * divisor.magic) >> 32);
+    return (high + n) >> divisor.shift;
+  };
+  std::mt19937 generator(5);
+  const auto draw = [&] { return static_cast<uint32_t>(generator()); };
+  for (int i = 0; i < 20000; ++i) {
+    const uint32_t value = 1 + (draw() >> (1 + draw() % 31)) % 0x7fffffffu;
+    const device::DivisorParam divisor = divisor_param(value);
+    ASSERT_EQ(divisor.value, value);
+    const uint32_t multiple = 0x7fffffffu / value * value;
+    for (const uint32_t n : {draw() >> 1, draw() >> 20, multiple, multiple - 1, 0x7fffffffu, 0u}) {
+      ASSERT_EQ(quotient(n, divisor), n / value) << n << " / " << value;
+    }
+  }
+  EXPECT_EQ(divisor_param(0).value, 1u);
 }
 
 }  // namespace

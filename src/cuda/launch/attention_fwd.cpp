@@ -2,6 +2,7 @@
 #include "cuda/launch/attention_fwd.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "cuda/jit/kernel.hpp"
 #include "cuda/launch/attention_params.hpp"
@@ -25,7 +26,16 @@ T* at(char* workspace, const WorkspaceRegion& region) {
 device::GridParam grid_param(const ForwardPlan& plan, char* workspace) {
   device::GridParam grid;
   grid.num_m_blocks = static_cast<int>(plan.num_m_blocks);
-  grid.section_heads = static_cast<int>(plan.section_heads);
+  const int64_t num_parts = plan.num_splits * plan.num_v_parts;
+  const int64_t section = std::max<int64_t>(plan.section_heads, 1);
+  const int64_t left = plan.num_pairs % section;
+  grid.ctas_per_section = divisor_param(section * plan.num_m_blocks * num_parts);
+  grid.pairs_per_section = divisor_param(section);
+  grid.pairs_of_last_section = divisor_param(left > 0 ? left : section);
+  grid.parts = divisor_param(num_parts);
+  grid.splits = divisor_param(plan.num_splits);
+  grid.heads = divisor_param(plan.num_heads_in_grid);
+  grid.num_pairs = static_cast<unsigned int>(plan.num_pairs);
   grid.num_splits = static_cast<int>(plan.num_splits);
   grid.num_v_parts = static_cast<int>(plan.num_v_parts);
   grid.combine_ctas = static_cast<int>(std::max<int64_t>(plan.combine_ctas, 1));
@@ -121,13 +131,11 @@ class ForwardArguments {
   ExpressionArguments expressions_;
 };
 
-}  // namespace
-
-void launch_forward_plan(const AttentionProblem& problem, const ForwardPlan& plan,
-                         const AttentionArgs& args, const Context& context) {
+void launch_forward_kernels(const AttentionProblem& problem, const ForwardPlan& plan,
+                            std::span<const KernelChoice> kernels, const AttentionArgs& args,
+                            const Context& context) {
   char* workspace = device_workspace("attention_fwd", context, plan.workspace_bytes);
   ForwardArguments arguments(problem, plan, args, workspace);
-  const std::vector<KernelChoice> kernels = forward_kernels(problem, plan);
   // All are found before the first one runs.
   std::vector<const Function*> functions;
   for (const KernelChoice& kernel : kernels) {
@@ -139,9 +147,17 @@ void launch_forward_plan(const AttentionProblem& problem, const ForwardPlan& pla
   }
 }
 
-void launch_attention_fwd(const AttentionProblem& problem, const AttentionPlan&,
+}  // namespace
+
+void launch_forward_plan(const AttentionProblem& problem, const ForwardPlan& plan,
+                         const AttentionArgs& args, const Context& context) {
+  launch_forward_kernels(problem, plan, forward_kernels(problem, plan), args, context);
+}
+
+void launch_attention_fwd(const AttentionProblem& problem, const AttentionPlan& plan,
                           const AttentionArgs& args, const Context& context) {
-  launch_forward_plan(problem, make_forward_plan(problem), args, context);
+  const auto& forward = *static_cast<const ForwardPlan*>(plan.details.get());
+  launch_forward_kernels(problem, forward, plan.kernels, args, context);
 }
 
 }  // namespace flashtile::cuda

@@ -47,7 +47,7 @@ device::LengthsParam lengths_param(const AttentionProblem& problem, const Attent
   lengths.batch_size = static_cast<int>(problem.batch_size);
   lengths.max_seqlen_q = static_cast<int>(problem.max_seqlen_q);
   lengths.max_seqlen_k = static_cast<int>(problem.max_seqlen_k);
-  lengths.page_size = static_cast<int>(std::max<int64_t>(problem.page_size, 1));
+  lengths.page_size = divisor_param(problem.page_size);
   lengths.num_lines = static_cast<int>(problem.is_packed_k ? 1 : args.k.shape[0]);
   lengths.total_q = problem.total_q;
   lengths.total_k = problem.total_k;
@@ -81,6 +81,15 @@ device::AuxParam aux_param(const TensorView& tensor) {
 }
 
 }  // namespace
+
+device::DivisorParam divisor_param(int64_t value) {
+  device::DivisorParam divisor;
+  divisor.value = static_cast<uint32_t>(std::clamp<int64_t>(value, 1, INT32_MAX));
+  const uint64_t by = divisor.value;
+  while ((uint64_t{1} << divisor.shift) < by) ++divisor.shift;
+  divisor.magic = static_cast<uint32_t>((((uint64_t{1} << divisor.shift) - by) << 32) / by + 1);
+  return divisor;
+}
 
 device::RowsParam rows_param(const TensorView& tensor) {
   if (!tensor) return {};

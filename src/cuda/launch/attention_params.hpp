@@ -12,6 +12,9 @@
 
 namespace flashtile::cuda {
 
+/// Divides by `value`, which may be 0 where nothing is divided.
+device::DivisorParam divisor_param(int64_t value);
+
 /// Rows of (batch, seqlen, heads, dim) or (total, heads, dim); of nothing where there is no tensor.
 device::RowsParam rows_param(const TensorView& tensor);
 

@@ -2,6 +2,7 @@
 #include "cuda/plan/attention_fwd_plan.hpp"
 
 #include <algorithm>
+#include <memory>
 
 #include "cuda/plan/attention_config.hpp"
 #include "cuda/plan/forward_tiling.hpp"
@@ -202,7 +203,8 @@ ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTili
   // Rows of packed queries that no sequence covers are a sequence of their own.
   const int64_t num_sequences = problem.batch_size + (problem.is_packed_q ? 1 : 0);
   plan.num_m_blocks = std::max<int64_t>(problem.is_packed_q ? 1 : 0, ceil_div(rows, shape.block_m));
-  plan.num_pairs = num_sequences * (plan.packs_heads ? problem.num_heads_kv : problem.num_heads);
+  plan.num_heads_in_grid = plan.packs_heads ? problem.num_heads_kv : problem.num_heads;
+  plan.num_pairs = num_sequences * plan.num_heads_in_grid;
   plan.num_v_parts = ceil_div(problem.head_dim_v, shape.head_dim_v);
   plan.is_descending = problem.window_right.has_value();
   const int64_t section = choose_section(problem, plan.packs_heads);
@@ -242,6 +244,7 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
          config_int("kNumStages", shape.num_stages) + config_int("kChunk", shape.chunk) +
          config_int("kMinCtas", plan.tiling.min_ctas) +
          config_bool("kQueryInRegisters", plan.tiling.query_in_registers) +
+         config_bool("kRunsAhead", plan.tiling.runs_ahead) +
          config_int("kQueryCopyBytes", query_copy_bytes(problem)) +
          config_int("kCopyBytes", std::min(copy_bytes(problem.k), copy_bytes(problem.v))) +
          config_bool("kStoreVectors", store >= (is_f32_out ? 8 : 16)) +
@@ -297,6 +300,7 @@ AttentionPlan plan_attention_fwd(const AttentionProblem& problem) {
   plan.num_tasks = forward.num_ctas;
   plan.workspace_bytes = forward.workspace_bytes;
   plan.kernels = forward_kernels(problem, forward);
+  plan.details = std::make_shared<const ForwardPlan>(forward);
   return plan;
 }
 

@@ -17,6 +17,7 @@ struct ForwardTiling {
   int slice = 64;    ///< keys that a warp takes from products to weights at once
   int min_ctas = 1;  ///< of a multiprocessor: bounds the registers of a thread
   bool query_in_registers = false;
+  bool runs_ahead = false;  ///< products one key block ahead of weights
 };
 
 /// A part of the workspace; 0 bytes: not needed.
@@ -38,7 +39,8 @@ struct ForwardPlan {
   bool packs_heads = false;  ///< query heads of a group are rows of one tile
   bool is_descending = false;
   int64_t num_m_blocks = 0;  ///< of the longest sequence
-  int64_t num_pairs = 0;     ///< (sequence, head)
+  int64_t num_heads_in_grid = 1;
+  int64_t num_pairs = 0;  ///< (sequence, head)
   int64_t section_heads = 1;
   int64_t num_splits = 1;
   int64_t num_v_parts = 1;

@@ -10,6 +10,8 @@ namespace {
 
 /// The widest head_dim_v that a CTA sums, and head_dim that it keeps whole.
 constexpr int64_t kWidest = 256;
+/// Of shared memory, by the driver for each CTA.
+constexpr int64_t kReservedBytes = 1024;
 
 /// Columns of values of one part: all parts alike.
 int value_columns(int64_t head_dim_v, int64_t step) {
@@ -33,6 +35,10 @@ ForwardTiling tiling_of(const AttentionProblem& problem, int block_m, int block_
   return tiling;
 }
 
+bool fits(const AttentionProblem& problem, const ForwardTiling& tiling) {
+  return tiling.shape.shared_bytes() <= problem.gpu->shared_bytes_per_cta;
+}
+
 /// Few rows: the warps of a CTA divide the keys. Dropout's generator serves 32 keys at a time.
 ForwardTiling decode_tiling(const AttentionProblem& problem) {
   return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
@@ -42,6 +48,14 @@ ForwardTiling decode_tiling(const AttentionProblem& problem) {
 /// with 16, as long as the accumulators leave room.
 ForwardTiling half_tiling(const AttentionProblem& problem, int64_t rows) {
   const int64_t widest = std::max(problem.head_dim, std::min(problem.head_dim_v, kWidest));
+  if (widest > 192) {
+    // One stage leaves room for a second CTA, which works while this one waits.
+    const ForwardTiling small = tiling_of(problem, 64, 64, 4, 1, 1, 2);
+    const ForwardTiling large = tiling_of(problem, 128, 64, 8, 1, 2, 1);
+    const bool has_room =
+        2 * (small.shape.shared_bytes() + kReservedBytes) <= problem.gpu->shared_bytes_per_sm;
+    return has_room || rows <= 64 || !fits(problem, large) ? small : large;
+  }
   if (rows <= 64) return tiling_of(problem, 64, 64, 4, 1, 2, widest <= 128 ? 2 : 1);
   if (widest <= 64) return tiling_of(problem, 128, 64, 4, 1, 2, 2);
   if (widest <= 128) {
@@ -76,10 +90,6 @@ ForwardTiling first_choice(const AttentionProblem& problem, int64_t rows) {
   if (problem.head_dim > kWidest) return wide_tiling(problem, rows);
   if (rows <= 16) return decode_tiling(problem);
   return problem.dtype == DType::kF32 ? float_tiling(problem) : half_tiling(problem, rows);
-}
-
-bool fits(const AttentionProblem& problem, const ForwardTiling& tiling) {
-  return tiling.shape.shared_bytes() <= problem.gpu->shared_bytes_per_cta;
 }
 
 /// Smaller key blocks, fewer stages, fewer warps, until it fits; as it is where that does not help.

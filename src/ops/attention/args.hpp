@@ -12,6 +12,8 @@ struct AttentionArgs : AttentionOptions {
   TensorView out, lse;
   TensorView dout;
   TensorView dq, dk, dv;
+
+  bool operator==(const AttentionArgs&) const = default;
 };
 
 /// The operator tables.

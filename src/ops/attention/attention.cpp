@@ -3,6 +3,7 @@
 
 #include "core/fail.hpp"
 #include "ops/attention/append.hpp"
+#include "ops/attention/call_memory.hpp"
 #include "ops/attention/implementations.hpp"
 #include "ops/attention/reference.hpp"
 
@@ -44,6 +45,40 @@ AttentionProblem problem_to_explain(const AttentionArgs& args, bool is_backward,
   if (!is_call) problem.device = context.device;
   choose_gpu(attention_op_name(is_backward), context, problem);
   return problem;
+}
+
+PreparedCall prepare(const AttentionArgs& args, bool is_backward, const Context& context) {
+  const std::string_view op = attention_op_name(is_backward);
+  PreparedCall call;
+  call.problem = make_attention_problem(args, is_backward);
+  choose_gpu(op, context, call.problem);
+  call.implementation = &select(op, attention_implementations(is_backward), call.problem, context);
+  call.plan = call.implementation->plan(call.problem);
+  return call;
+}
+
+void launch(const PreparedCall& call, const AttentionArgs& args, const Context& context) {
+  if (call.problem.device == context.device) {
+    call.implementation->launch(call.problem, call.plan, args, context);
+    return;
+  }
+  // The tensors say where the call runs.
+  Context placed = context;
+  placed.device = call.problem.device;
+  call.implementation->launch(call.problem, call.plan, args, placed);
+}
+
+/// Calls come by the thousand, and planning one takes longer than launching it.
+void run_on_gpu(const AttentionArgs& args, bool is_backward, const Context& context) {
+  thread_local CallMemory memory;
+  CallKey key(args, is_backward, context);
+  if (const PreparedCall* call = memory.find(key, args)) {
+    launch(*call, args, context);
+    return;
+  }
+  PreparedCall call = prepare(args, is_backward, context);
+  launch(call, args, context);
+  if (key.may_be_kept) memory.keep(std::move(key), std::move(call));
 }
 
 AttentionArgs make_args(const TensorView& q, const TensorView& k, const TensorView& v,
@@ -92,25 +127,18 @@ void run_attention(const AttentionArgs& args, bool is_backward, const Context& c
   if (!context.arch.empty()) {
     fail(op, "arch is '", context.arch, "', but only explain takes one");
   }
-  AttentionProblem problem = make_attention_problem(args, is_backward);
-  choose_gpu(op, context, problem);
-  const AttentionImplementation& implementation =
-      select(op, attention_implementations(is_backward), problem, context);
-  const AttentionPlan plan = implementation.plan(problem);
-  if (problem.has_new_keys && problem.device.type == DeviceType::kCpu) {
+  if (args.q.device.type == DeviceType::kCuda) {
+    run_on_gpu(args, is_backward, context);
+    return;
+  }
+  const PreparedCall call = prepare(args, is_backward, context);
+  if (call.problem.has_new_keys) {
     // On the CPU this is a pass of its own, the same before every implementation.
-    const AppendedCall appended(problem, args, context);
-    implementation.launch(problem, plan, appended.args(), context);
+    const AppendedCall appended(call.problem, args, context);
+    call.implementation->launch(call.problem, call.plan, appended.args(), context);
     return;
   }
-  if (problem.device == context.device) {
-    implementation.launch(problem, plan, args, context);
-    return;
-  }
-  // The tensors say where the call runs.
-  Context placed = context;
-  placed.device = problem.device;
-  implementation.launch(problem, plan, args, placed);
+  launch(call, args, context);
 }
 
 Explanation explain_attention(const AttentionArgs& args, bool is_backward, const Context& context) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -120,6 +121,8 @@ struct AttentionPlan {
   int64_t workspace_bytes = 0;        ///< fixed part
   int64_t worker_bytes = 0;           ///< further bytes for each worker
   std::vector<KernelChoice> kernels;  ///< what a GPU launches, in order; empty on the CPU
+  /// What the implementation's launch wants to know besides, of a type of its own; may be null.
+  std::shared_ptr<const void> details;
 };
 
 std::string to_string(const AttentionPlan& plan);

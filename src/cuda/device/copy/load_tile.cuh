@@ -68,29 +68,109 @@ struct TileCopy {
     }
   }
 
-  /// Starts copying all rows; `address(row)` gives where they are.
-  template <class Address>
+  /// Starts copying all rows; `address(row)` gives where they are. Addresses of kAhead rows are
+  /// found before the first of them is used, which pays where they come from memory.
+  template <int kAhead = 1, class Address>
   FLASHTILE_DEVICE static void copy(uint32 tile, int num_cols, int64 element_stride,
                                     const Address& address) {
+    const Place place(tile);
     FLASHTILE_UNROLL
-    for (int row = first_row(); row < kRows; row += kRowsAtOnce) {
-      copy_row(tile, row, address(row), num_cols, element_stride);
+    for (int first = 0; first < kSteps; first += kAhead) {
+      const char* sources[kAhead];
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kAhead && first + i < kSteps; ++i) {
+        const int row = place.row + (first + i) * kRowsAtOnce;
+        sources[i] = kIsEven || row < kRows ? address(row) : nullptr;
+      }
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kAhead && first + i < kSteps; ++i) {
+        const int row = place.row + (first + i) * kRowsAtOnce;
+        if (!kIsEven && row >= kRows) break;
+        if constexpr (kStepsAreEven) {
+          copy_chunks<true>(place, first + i, sources[i] + place.chunk * 16, num_cols);
+        } else {
+          copy_row(tile, row, sources[i], num_cols, element_stride);
+        }
+      }
     }
   }
 
-  /// The same for rows at a constant distance: `source` is the address of row first_row().
+  /// The same for rows at a constant distance: `source` is the address of row first_row(). Written
+  /// out for few instructions, because the inner loops of kernels copy this way.
   FLASHTILE_DEVICE static void copy_strided(uint32 tile, int num_cols, int64 element_stride,
                                             const char* source, int64 row_stride) {
     const int64 step = kRowsAtOnce * row_stride;
+    if constexpr (!kStepsAreEven) {
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kSteps; ++i) {
+        const int row = first_row() + i * kRowsAtOnce;
+        if (!kIsEven && row >= kRows) break;
+        copy_row(tile, row, source, num_cols, element_stride);
+        source += step;
+      }
+    } else {
+      const Place place(tile);
+      source += place.chunk * 16;
+      if (num_cols >= kCols) {
+        copy_steps<false>(place, source, step, num_cols);
+      } else {
+        copy_steps<true>(place, source, step, num_cols);
+      }
+    }
+  }
+
+ private:
+  /// From one of a thread's rows to the next, the place in a tile moves by a constant.
+  static constexpr bool kStepsAreEven = kCopyBytes == 16 && kRowsAtOnce % 8 == 0;
+  static constexpr int kSteps = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
+  static constexpr bool kIsEven = kRows % kRowsAtOnce == 0;
+
+  /// What a thread copies: chunks `chunk`, chunk + 8, ... of rows `row`, row + kRowsAtOnce, ...
+  struct Place {
+    int row, chunk;
+    uint32 target;
+
+    FLASHTILE_DEVICE explicit Place(uint32 tile) {
+      const uint32 thread = static_cast<uint32>(fresh(thread_idx()));
+      row = static_cast<int>(thread / 8);
+      chunk = static_cast<int>(thread % 8);
+      target = tile + SharedTile::offset(thread / 8, thread % 8);
+    }
+  };
+
+  /// The chunks of one row; the last ones may be cut short or empty where kIsCut.
+  template <bool kIsCut>
+  FLASHTILE_DEVICE static void copy_chunks(const Place& place, int step, const char* source,
+                                           int num_cols) {
+    constexpr uint32 kRowStep = SharedTile::offset(kRowsAtOnce, 0u);
+    constexpr uint32 kGroupStep = SharedTile::offset(0u, 8u);
     FLASHTILE_UNROLL
-    for (int i = 0; i < (kRows + kRowsAtOnce - 1) / kRowsAtOnce; ++i) {
-      const int row = first_row() + i * kRowsAtOnce;
-      if (kRows % kRowsAtOnce != 0 && row >= kRows) break;
-      copy_row(tile, row, source, num_cols, element_stride);
+    for (int group = 0; group < (kChunks + 7) / 8; ++group) {
+      const int chunk = place.chunk + group * 8;
+      if (group * 8 + 7 >= kChunks && chunk >= kChunks) break;
+      const uint32 target = place.target + static_cast<uint32>(step) * kRowStep +
+                            static_cast<uint32>(group) * kGroupStep;
+      if constexpr (kIsCut) {
+        const int bytes = (num_cols - chunk * kElements) * kElementBytes;
+        copy_async<16>(target, source + group * 128, bytes < 0 ? 0 : bytes < 16 ? bytes : 16);
+      } else {
+        copy_async_whole(target, source + group * 128);
+      }
+    }
+  }
+
+  template <bool kIsCut>
+  FLASHTILE_DEVICE static void copy_steps(const Place& place, const char* source, int64 step,
+                                          int num_cols) {
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      if (!kIsEven && place.row + i * kRowsAtOnce >= kRows) break;
+      copy_chunks<kIsCut>(place, i, source, num_cols);
       source += step;
     }
   }
 
+ public:
   /// The same, with zeros for rows outside [begin, end), whose address is never asked for.
   template <class Address>
   FLASHTILE_DEVICE static void copy_range(uint32 tile, int num_cols, int64 element_stride,

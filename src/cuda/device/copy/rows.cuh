@@ -15,7 +15,7 @@ struct KeyRows {
   const char* table;
   int64 table_stride;
   int64 page_stride;
-  int page_size;
+  DivisorParam page_size;
   int num_pages;
   int leftpad;
 
@@ -38,11 +38,10 @@ struct KeyRows {
 
   FLASHTILE_DEVICE const char* row(int key) const {
     if constexpr (!kPaged) return data + key * row_stride;
-    const int stored = key + leftpad;
-    const int entry = stored / page_size;
+    uint32 slot;
+    const uint32 entry = divide(static_cast<uint32>(key + leftpad), page_size, slot);
     const int page = load_global(reinterpret_cast<const int*>(table + entry * table_stride));
-    return data + clamp(page, 0, num_pages - 1) * page_stride +
-           (stored - entry * page_size) * row_stride;
+    return data + clamp(page, 0, num_pages - 1) * page_stride + slot * row_stride;
   }
 };
 

@@ -16,9 +16,8 @@ struct SwizzledTile {
   static constexpr int kGroupBytes = kRows * 128;
   static constexpr int kBytes = swizzled_tile_bytes(kRows, kCols);
 
-  FLASHTILE_DEVICE static uint32 offset(int row, int chunk) {
-    return static_cast<uint32>((chunk / 8) * kGroupBytes + row * 128 +
-                               (((chunk % 8) ^ (row % 8)) * 16));
+  FLASHTILE_DEVICE static constexpr uint32 offset(uint32 row, uint32 chunk) {
+    return (chunk / 8) * kGroupBytes + row * 128 + (((chunk % 8) ^ (row % 8)) * 16);
   }
 };
 
@@ -27,8 +26,8 @@ template <int kRows, int kPitch>
 struct PitchedTile {
   static constexpr int kBytes = pitched_tile_bytes(kRows, kPitch);
 
-  FLASHTILE_DEVICE static uint32 offset(int row, int chunk) {
-    return static_cast<uint32>(row * kPitch + chunk * 16);
+  FLASHTILE_DEVICE static constexpr uint32 offset(uint32 row, uint32 chunk) {
+    return row * kPitch + chunk * 16;
   }
 };
 

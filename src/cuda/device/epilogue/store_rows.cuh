@@ -63,11 +63,10 @@ FLASHTILE_DEVICE void store_float_pairs(const float (&acc)[kTilesM][kTilesV][4],
   }
 }
 
-/// 16-bit rows of neighbouring elements that are aligned to 16 bytes, through a warp's own rows of
-/// a swizzled tile of kRows rows.
-template <Element element, int kRows, int kTilesM, int kTilesV, class RowAddress>
-FLASHTILE_DEVICE void store_vectors(const float (&acc)[kTilesM][kTilesV][4], uint32 tile,
-                                    int warp_row, int num_cols, const RowAddress& address) {
+/// Puts 16-bit elements into a warp's own rows of a swizzled tile of kRows rows.
+template <Element element, int kRows, int kTilesM, int kTilesV>
+FLASHTILE_DEVICE void stage_rows(const float (&acc)[kTilesM][kTilesV][4], uint32 tile,
+                                 int warp_row) {
   using Staging = SwizzledTile<kRows, kTilesV * 8>;
   const int lane = lane_idx();
   FLASHTILE_UNROLL
@@ -83,7 +82,16 @@ FLASHTILE_DEVICE void store_vectors(const float (&acc)[kTilesM][kTilesV][4], uin
     }
   }
   sync_warp();
-  FLASHTILE_UNROLL
+}
+
+/// Writes what stage_rows has left, where rows are aligned to 16 bytes and their elements are
+/// neighbours. `address(row)` gives where a row of the tile begins, null for one that is not there.
+template <int kRows, int kTilesM, int kTilesV, class RowAddress>
+FLASHTILE_DEVICE void store_staged(uint32 tile, int warp_row, int num_cols,
+                                   const RowAddress& address) {
+  using Staging = SwizzledTile<kRows, kTilesV * 8>;
+  const int lane = lane_idx();
+  FLASHTILE_NO_UNROLL
   for (int i = 0; i < kTilesM * 4; ++i) {
     const int row = warp_row + i * 4 + lane / 8;
     char* target = address(row);
@@ -105,6 +113,32 @@ FLASHTILE_DEVICE void store_vectors(const float (&acc)[kTilesM][kTilesV][4], uin
             static_cast<uint16>(words[e / 2] >> (e % 2 * 16));
       }
     }
+  }
+}
+
+/// The same for whole rows at a constant distance: `first` is where row 0 of the tile goes, and
+/// `num_rows` of its rows are there.
+template <int kRows, int kTilesM, int kTilesV>
+FLASHTILE_DEVICE void store_staged_whole(uint32 tile, int warp_row, char* first, int64 row_stride,
+                                         int num_rows) {
+  using Staging = SwizzledTile<kRows, kTilesV * 8>;
+  constexpr uint32 kGroupStep = Staging::offset(0u, 8u);
+  const uint32 lane = static_cast<uint32>(lane_idx());
+  int row = warp_row + static_cast<int>(lane / 8);
+  char* target = first + row * row_stride + lane % 8 * 16;
+  FLASHTILE_UNROLL
+  for (int i = 0; i < kTilesM * 4; ++i) {
+    if (row < num_rows) {
+      const uint32 source = tile + Staging::offset(static_cast<uint32>(row), lane % 8);
+      FLASHTILE_UNROLL
+      for (uint32 group = 0; group < (kTilesV + 7) / 8; ++group) {
+        if (group * 8 + 7 >= kTilesV && group * 8 + lane % 8 >= kTilesV) continue;
+        *reinterpret_cast<Vector4*>(target + group * 128) =
+            load_shared_vector(source + group * kGroupStep);
+      }
+    }
+    row += 4;
+    target += 4 * row_stride;
   }
 }
 

@@ -109,7 +109,8 @@ struct ForwardBase {
       Copy::copy_range(tile, num_cols, element_stride, blocks.key_begin - first_key,
                        blocks.key_end - first_key, address);
     } else if constexpr (Config::kPaged) {
-      Copy::copy(tile, num_cols, element_stride, address);
+      // Few rows leave registers for several addresses.
+      Copy::template copy<(Config::kBlockM <= 16 ? 4 : 1)>(tile, num_cols, element_stride, address);
     } else {
       Copy::copy_strided(tile, num_cols, element_stride, address(Copy::first_row()),
                          from.row_stride);
@@ -142,31 +143,40 @@ struct ForwardBase {
     });
   }
 
-  /// The weights of one slice of a key block, from its products; the reference and what has been
-  /// summed may move.
-  template <bool kMasked>
-  FLASHTILE_DEVICE void make_weights(SliceWeights& weights, Scores& scores, const Ranges& ranges,
-                                     int n_block, int column) {
-    const int first_key = n_block * Config::kBlockN + column;
+  /// What has to be done with a key block's products before they are weighed.
+  struct Treatment {
+    bool hides;    ///< masks hide some of them
+    bool follows;  ///< references may have to move
+  };
+
+  FLASHTILE_DEVICE Treatment treatment_of(int n_block, bool is_careful) const {
+    const bool hides = blocks.cover(n_block) != Cover::kFull;
+    return {hides, hides || is_careful || !kFixedReference || !softmax.is_settled()};
+  }
+
+  /// Products of one slice of a key block become logits; the reference and what has been summed may
+  /// move. Most blocks need nothing here; the others take a branch, so that the text of the rest is
+  /// there once: instructions have to be fetched too.
+  template <bool kIsPlain>
+  FLASHTILE_DEVICE void prepare(Scores& scores, Treatment treatment, int n_block, int column) {
     if constexpr (Config::kHasScoreOptions) {
-      apply_scores<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
+      apply_scores<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row,
+                                            n_block * Config::kBlockN + column);
     }
-    if constexpr (kMasked) {
+    if (!kIsPlain && treatment.hides) {
+      const Ranges ranges(rules.position, rows, first_warp_row, n_block * Config::kBlockN);
       apply_masks<Config, kTilesM, kSlice>(scores, rules, rows, ranges, first_warp_row,
                                            n_block * Config::kBlockN, column);
     }
     if constexpr (Config::kWantsMaxLogit) track_max(scores);
-    if constexpr (kMasked || !kFixedReference) {
-      softmax.template follow<kSlice, kTilesV>(scores, acc);
-    }
-    softmax.template weigh<kSlice, kWideLogits>(scores);
-    if constexpr (Config::kHasDropout) drop_weights(scores, first_key);
-    weights.set(scores);
+    if (!kIsPlain && treatment.follows) softmax.template follow<kSlice, kTilesV>(scores, acc);
   }
 
-  /// True where a block may be taken without masks and with references as they are.
-  FLASHTILE_DEVICE bool is_plain(int n_block) const {
-    return blocks.cover(n_block) == Cover::kFull && (!kFixedReference || softmax.is_settled());
+  /// The weights of one slice, from its logits.
+  FLASHTILE_DEVICE void weigh(SliceWeights& weights, Scores& scores, int n_block, int column) {
+    softmax.template weigh<kSlice, kWideLogits>(scores);
+    if constexpr (Config::kHasDropout) drop_weights(scores, n_block * Config::kBlockN + column);
+    weights.set(scores);
   }
 
   // ---- Values that must not be met, not even by a weight of 0. Only tiles whose results are not

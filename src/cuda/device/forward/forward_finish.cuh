@@ -32,6 +32,16 @@ struct ForwardFinish {
   /// Natural units of a logit as softmax has it.
   FLASHTILE_DEVICE static float natural(const Work& work) { return work.softmax.scale * kLn2; }
 
+  // To the last bits where results are float32 products; elsewhere as good as the weights were.
+  FLASHTILE_DEVICE static float divide(float a, float b) {
+    if constexpr (Config::kElement == Element::kF32) return a / b;
+    return a * reciprocal_approx(b);
+  }
+  FLASHTILE_DEVICE static float logarithm(float x) {
+    if constexpr (Config::kElement == Element::kF32) return log_precise(x);
+    return log2_approx(x) * kLn2;
+  }
+
   /// Sums the states of warps that share rows into the first of them; the others hold nothing then.
   FLASHTILE_DEVICE static void merge(Work& work) {
     constexpr int kBlockM = Config::kBlockM;
@@ -125,7 +135,7 @@ struct ForwardFinish {
       const float own = exp2_approx((reference - base) * kLog2e);
       const float sum = work.softmax.sum[m][half] * own + exp2_approx((sink - base) * kLog2e);
       // A row that sees nothing has the sum 0 and gives 0.
-      float factor = sum == 0.0f ? 0.0f : own / sum;
+      float factor = sum == 0.0f ? 0.0f : divide(own, sum);
       if constexpr (Config::kHasDropout) factor *= params.dropout.gain;
       FLASHTILE_UNROLL
       for (int v = 0; v < kTilesV; ++v) {
@@ -133,7 +143,7 @@ struct ForwardFinish {
         work.acc[m][v][half * 2 + 1] *= factor;
       }
       if (lane_idx() % 4 != 0 || !work.rows.is_there(row) || tile.v_part != 0) return;
-      const float lse = sum == 0.0f ? -infinity() : base + log_precise(sum);
+      const float lse = sum == 0.0f ? -infinity() : base + logarithm(sum);
       const int q_idx = work.rows.q_idx(row);
       const int head = work.rows.head_of(row);
       if constexpr (Config::kIsSplit) {
@@ -175,8 +185,16 @@ struct ForwardFinish {
       } else if constexpr (Config::kOutElement == Element::kF32) {
         store_float_pairs(work.acc, work.first_warp_row, work.num_value_columns(), address);
       } else {
-        store_vectors<Config::kOutElement, Config::kBlockM>(
-            work.acc, work.shared, work.first_warp_row, work.num_value_columns(), address);
+        stage_rows<Config::kOutElement, Config::kBlockM>(work.acc, work.shared,
+                                                         work.first_warp_row);
+        if (!Config::kPackHeads && work.num_value_columns() == Config::kHeadDimV) {
+          store_staged_whole<Config::kBlockM, kTilesM, kTilesV>(
+              work.shared, work.first_warp_row, address(0), params.out.row_stride,
+              work.rows.num_rows - work.rows.first);
+        } else {
+          store_staged<Config::kBlockM, kTilesM, kTilesV>(work.shared, work.first_warp_row,
+                                                          work.num_value_columns(), address);
+        }
       }
     }
   }

@@ -29,6 +29,9 @@ struct ForwardTile : ForwardBase<Config> {
   using Base::state;
   using Base::warp_n;
   using Scores = typename Base::Scores;
+  static_assert(Config::kNumStages > 1 || kNumSlices <= 2, "products end before values begin");
+  static_assert(!Config::kRunsAhead || (kNumSlices == 1 && Config::kNumStages == 2),
+                "what runs ahead is a block");
 
   using QueryTile = RowTile<Config::kElement, Config::kBlockM, Config::kHeadDim>;
   using KeyTile = RowTile<Config::kElement, Config::kBlockN, Config::kHeadDim>;
@@ -45,18 +48,29 @@ struct ForwardTile : ForwardBase<Config> {
   using Base::Base;
 
   FLASHTILE_DEVICE void load_queries() {
-    // Rows that are not there are read like the last one, and never written.
-    QueryCopy::copy(shared, params.head_dim, params.q.element_stride, [&](int row) {
+    const auto address = [&](int row) {
       return query_row(params.q, sequence, rows.q_idx(row), rows.head_of(row));
-    });
+    };
+    if (!Config::kPackHeads && rows.is_there(Config::kBlockM - 1)) {
+      QueryCopy::copy_strided(shared, params.head_dim, params.q.element_stride,
+                              address(QueryCopy::first_row()), params.q.row_stride);
+    } else {
+      // Rows that are not there are read like the last one, and never written.
+      QueryCopy::copy(shared, params.head_dim, params.q.element_stride, address);
+    }
+  }
+
+  FLASHTILE_DEVICE uint32 key_tile(int stage) const { return stage_address(stage); }
+  FLASHTILE_DEVICE uint32 value_tile(int stage) const {
+    return stage_address(stage) + static_cast<uint32>(kShape.key_bytes());
   }
 
   FLASHTILE_DEVICE void load_keys(int n_block, int stage) {
-    const uint32 tile = stage_address(stage);
-    this->template load_rows<KeyCopy>(state().keys, n_block, tile, 0, params.head_dim,
+    this->template load_rows<KeyCopy>(state().keys, n_block, key_tile(stage), 0, params.head_dim,
                                       params.k.element_stride);
-    this->template load_rows<ValueCopy>(state().values, n_block,
-                                        tile + static_cast<uint32>(kShape.key_bytes()), 0,
+  }
+  FLASHTILE_DEVICE void load_values(int n_block, int stage) {
+    this->template load_rows<ValueCopy>(state().values, n_block, value_tile(stage), 0,
                                         this->num_value_columns(), params.v.element_stride);
   }
 
@@ -72,7 +86,7 @@ struct ForwardTile : ForwardBase<Config> {
     sync_cta();
   }
 
-  FLASHTILE_DEVICE void compute_scores(Scores& scores, uint32 key_tile, int first_column) {
+  FLASHTILE_DEVICE void compute_scores(Scores& scores, uint32 tile, int first_column) {
     FLASHTILE_UNROLL
     for (int m = 0; m < kTilesM; ++m) {
       FLASHTILE_UNROLL
@@ -83,33 +97,52 @@ struct ForwardTile : ForwardBase<Config> {
     }
     accumulate_scores<Config::kElement, kTilesM, kSlice, Config::kHeadDim,
                       Config::kQueryInRegisters, QueryTile, KeyTile>(
-        scores, held, shared, first_warp_row, key_tile, first_column);
+        scores, held, shared, first_warp_row, tile, first_column);
   }
 
-  /// From one slice of keys to the sum of its values. The next slice's products come first in the
-  /// text, so that tensor cores have work while weights are made.
-  template <bool kMasked>
-  FLASHTILE_DEVICE void process_block(int n_block, int stage) {
-    const uint32 key_tile = stage_address(stage);
-    const uint32 value_tile = key_tile + static_cast<uint32>(kShape.key_bytes());
-    const typename Base::Ranges ranges(this->rules.position, rows, first_warp_row,
-                                       n_block * Config::kBlockN);
+  /// Weighs the prepared logits of a slice and adds its values.
+  FLASHTILE_DEVICE void finish_slice(Scores& scores, int n_block, int stage, int column) {
+    typename Base::SliceWeights weights;
+    this->weigh(weights, scores, n_block, column);
+    accumulate_values<Config::kElement, kTilesM, Base::kTilesV, kSlice, Config::kHeadDimV,
+                      ValueTile>(acc, weights, value_tile(stage), column, 0);
+  }
+
+  /// From products of keys to the sum of values. The next slice's products stand in the text beside
+  /// the weights of this one, so that tensor cores and special functions work at the same time.
+  /// `values_ready()` is called when no products are left to take. kIsPlain: nothing has to be
+  /// prepared.
+  template <bool kIsPlain, class ValuesReady>
+  FLASHTILE_DEVICE void take_block(int n_block, int stage, typename Base::Treatment treatment,
+                                   const ValuesReady& values_ready) {
+    const auto column_of = [&](int slice) { return (slice * Config::kWarpsN + warp_n) * kSlice; };
     Scores scores[2];
-    compute_scores(scores[0], key_tile, warp_n * kSlice);
+    compute_scores(scores[0], key_tile(stage), column_of(0));
+    if constexpr (kNumSlices == 1) values_ready();
     FLASHTILE_UNROLL
     for (int slice = 0; slice < kNumSlices; ++slice) {
-      const int column = (slice * Config::kWarpsN + warp_n) * kSlice;
+      this->template prepare<kIsPlain>(scores[slice % 2], treatment, n_block, column_of(slice));
       if (slice + 1 < kNumSlices) {
-        compute_scores(scores[(slice + 1) % 2], key_tile, column + Config::kWarpsN * kSlice);
+        compute_scores(scores[(slice + 1) % 2], key_tile(stage), column_of(slice + 1));
       }
-      typename Base::SliceWeights weights;
-      this->template make_weights<kMasked>(weights, scores[slice % 2], ranges, n_block, column);
-      accumulate_values<Config::kElement, kTilesM, Base::kTilesV, kSlice, Config::kHeadDimV,
-                        ValueTile>(acc, weights, value_tile, column, 0);
+      if (kNumSlices > 1 && slice == 0) values_ready();
+      finish_slice(scores[slice % 2], n_block, stage, column_of(slice));
     }
   }
 
-  /// Waits for the queries, which were copied as a group of their own before `pending` others.
+  template <class ValuesReady>
+  FLASHTILE_DEVICE void process_block(int n_block, int stage, bool is_careful,
+                                      const ValuesReady& values_ready) {
+    const typename Base::Treatment treatment = this->treatment_of(n_block, is_careful);
+    // Several slices overlap where no branch stands between them.
+    if (kNumSlices > 1 && !treatment.follows) {
+      take_block<true>(n_block, stage, treatment, values_ready);
+    } else {
+      take_block<false>(n_block, stage, treatment, values_ready);
+    }
+  }
+
+  /// Waits for the queries, which were copied before `pending` other groups.
   template <int pending>
   FLASHTILE_DEVICE void take_queries() {
     if constexpr (!Config::kHasScoreOptions) {
@@ -126,22 +159,56 @@ struct ForwardTile : ForwardBase<Config> {
     }
   }
 
-  /// Visits all key blocks. `is_careful`: with a following reference everywhere, and no value that
-  /// is not seen.
-  FLASHTILE_DEVICE void visit_blocks(bool is_careful) {
+  /// Of the values of a block that lie in a stage: those that no query sees become 0.
+  FLASHTILE_DEVICE void clear_values(int n_block, int stage) {
+    this->find_seen_keys(n_block);
+    Base::template clear_unseen_values<ValueTile, Config::kHeadDimV>(value_tile(stage));
+  }
+
+  /// One stage: keys are copied while the values of the block before are summed, and values while
+  /// products of their keys are taken. Two barriers for each block, and memory for more CTAs.
+  FLASHTILE_DEVICE void visit_blocks_in_place(bool is_careful) {
+    int n_block = blocks.before(blocks.end);
+    if (!is_careful) load_queries();
+    if (blocks.holds(n_block)) load_keys(n_block, 0);
+    copy_async_commit();
     this->reset();
+    if (!is_careful) take_queries<0>();
+    FLASHTILE_NO_UNROLL
+    while (blocks.holds(n_block)) {
+      const int next = blocks.before(n_block);
+      copy_async_wait<0>();
+      sync_cta();
+      load_values(n_block, 0);
+      copy_async_commit();
+      process_block(n_block, 0, is_careful, [&] {
+        copy_async_wait<0>();
+        sync_cta();
+        if (is_careful) clear_values(n_block, 0);
+        if (blocks.holds(next)) load_keys(next, 0);
+        copy_async_commit();
+      });
+      n_block = next;
+    }
+  }
+
+  /// A ring of stages, each keys and values of a block.
+  FLASHTILE_DEVICE void visit_blocks_in_ring(bool is_careful) {
     if (!is_careful) load_queries();
     copy_async_commit();
     int loading = blocks.before(blocks.end);
     int n_block = loading;
-    FLASHTILE_UNROLL
-    for (int stage = 0; stage < Config::kNumStages - 1; ++stage) {
+    const auto load_next = [&](int stage) {
       if (blocks.holds(loading)) {
         load_keys(loading, stage);
+        load_values(loading, stage);
         loading = blocks.before(loading);
       }
       copy_async_commit();
-    }
+    };
+    FLASHTILE_NO_UNROLL
+    for (int stage = 0; stage < Config::kNumStages - 1; ++stage) load_next(stage);
+    this->reset();
     if (!is_careful) take_queries<Config::kNumStages - 1>();
     int stage = 0;
     FLASHTILE_NO_UNROLL
@@ -149,22 +216,75 @@ struct ForwardTile : ForwardBase<Config> {
       // The block is there for all, and nobody reads the stage any more that is written next.
       copy_async_wait<Config::kNumStages - 2>();
       sync_cta();
-      if (blocks.holds(loading)) {
-        load_keys(loading, stage == 0 ? Config::kNumStages - 1 : stage - 1);
-        loading = blocks.before(loading);
+      load_next(stage == 0 ? Config::kNumStages - 1 : stage - 1);
+      if (is_careful) clear_values(n_block, stage);
+      process_block(n_block, stage, is_careful, [] {});
+      stage = stage + 1 == Config::kNumStages ? 0 : stage + 1;
+    }
+  }
+
+  /// Two stages, and products one block ahead of weights: while a block's logits are weighed, the
+  /// products of the next one are taken.
+  FLASHTILE_DEVICE void visit_blocks_ahead(bool is_careful) {
+    int n_block = blocks.before(blocks.end);
+    int next = blocks.before(n_block);
+    if (!is_careful) load_queries();
+    if (blocks.holds(n_block)) load_keys(n_block, 0);
+    copy_async_commit();
+    if (blocks.holds(next)) load_keys(next, 1);
+    if (blocks.holds(n_block)) load_values(n_block, 0);
+    copy_async_commit();
+    this->reset();
+    if (!is_careful) take_queries<1>();
+    copy_async_wait<1>();
+    sync_cta();
+    Scores scores[2];
+    if (blocks.holds(n_block)) compute_scores(scores[0], key_tile(0), warp_n * kSlice);
+    int stage = 0;
+    FLASHTILE_NO_UNROLL
+    while (blocks.holds(n_block)) {
+      const int after = blocks.before(next);
+      const bool is_last = !blocks.holds(next);
+      // The next keys and these values are there, and nobody reads these keys or the values before.
+      copy_async_wait<0>();
+      sync_cta();
+      if (!is_last) {
+        if (blocks.holds(after)) load_keys(after, stage);
+        load_values(next, 1 - stage);
       }
       copy_async_commit();
-      if (is_careful) {
-        this->find_seen_keys(n_block);
-        Base::template clear_unseen_values<ValueTile, Config::kHeadDimV>(
-            stage_address(stage) + static_cast<uint32>(kShape.key_bytes()));
+      if (is_careful) clear_values(n_block, stage);
+      this->template prepare<false>(scores[0], this->treatment_of(n_block, is_careful), n_block,
+                                    warp_n * kSlice);
+      if (is_last) {
+        finish_slice(scores[0], n_block, stage, warp_n * kSlice);
+        break;
       }
-      if (!is_careful && this->is_plain(n_block)) {
-        process_block<false>(n_block, stage);
-      } else {
-        process_block<true>(n_block, stage);
+      compute_scores(scores[1], key_tile(1 - stage), warp_n * kSlice);
+      finish_slice(scores[0], n_block, stage, warp_n * kSlice);
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesM; ++m) {
+        FLASHTILE_UNROLL
+        for (int n = 0; n < kSlice / 8; ++n) {
+          FLASHTILE_UNROLL
+          for (int r = 0; r < 4; ++r) scores[0][m][n][r] = scores[1][m][n][r];
+        }
       }
-      stage = stage + 1 == Config::kNumStages ? 0 : stage + 1;
+      n_block = next;
+      next = after;
+      stage = 1 - stage;
+    }
+  }
+
+  /// Visits all key blocks. `is_careful`: with a following reference everywhere, and no value that
+  /// is not seen.
+  FLASHTILE_DEVICE void visit_blocks(bool is_careful) {
+    if constexpr (Config::kRunsAhead) {
+      visit_blocks_ahead(is_careful);
+    } else if constexpr (Config::kNumStages == 1) {
+      visit_blocks_in_place(is_careful);
+    } else {
+      visit_blocks_in_ring(is_careful);
     }
     copy_async_wait<0>();
     softmax.finish_sums();

@@ -125,14 +125,9 @@ struct ForwardWide : ForwardBase<Config> {
                                               tile + QueryTile::kBytes, 0);
         stage = next_stage(stage);
       }
-      const typename Base::Ranges ranges(this->rules.position, rows, first_warp_row,
-                                         n_block * Config::kBlockN);
       typename Base::SliceWeights weights;
-      if (!is_careful && this->is_plain(n_block)) {
-        this->template make_weights<false>(weights, scores, ranges, n_block, 0);
-      } else {
-        this->template make_weights<true>(weights, scores, ranges, n_block, 0);
-      }
+      this->template prepare<false>(scores, this->treatment_of(n_block, is_careful), n_block, 0);
+      this->weigh(weights, scores, n_block, 0);
       if (is_careful) this->find_seen_keys(n_block);
       FLASHTILE_UNROLL
       for (int piece = 0; piece < kNumPieces; ++piece) {

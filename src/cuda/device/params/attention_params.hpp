@@ -46,6 +46,13 @@ struct IntsParam {
   long long stride = 0;
 };
 
+/// A divisor of numbers below 2^31: n / value = (high half of n magic, + n) >> shift.
+struct DivisorParam {
+  unsigned int value = 1;
+  unsigned int magic = 1;
+  unsigned int shift = 0;
+};
+
 /// Which rows there are. What lies in device memory is clamped to what the tensors hold.
 struct LengthsParam {
   IntsParam cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, cache_batch_idx;
@@ -55,7 +62,7 @@ struct LengthsParam {
   int batch_size = 0;
   int max_seqlen_q = 0;
   int max_seqlen_k = 0;  ///< stored keys of a sequence at most
-  int page_size = 0;
+  DivisorParam page_size;
   int num_lines = 0;  ///< of k: batch entries, cache lines or pages
   long long total_q = 0;
   long long total_k = 0;
@@ -111,8 +118,12 @@ struct DropoutParam {
 
 /// How the grid covers the work.
 struct GridParam {
+  /// A section: (batch, head) pairs whose keys stay in the L2 cache together.
+  DivisorParam ctas_per_section, pairs_per_section, pairs_of_last_section;
+  DivisorParam parts;  ///< of a query block: splits of keys times parts of head_dim_v
+  DivisorParam splits, heads;
+  unsigned int num_pairs = 0;
   int num_m_blocks = 0;          ///< of the longest sequence
-  int section_heads = 0;         ///< (batch, head) pairs whose keys stay in the L2 cache together
   int num_splits = 1;            ///< parts of the keys
   int num_v_parts = 1;           ///< parts of head_dim_v
   int descending = 0;            ///< 1: query blocks with the most keys start first

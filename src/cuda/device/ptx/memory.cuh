@@ -34,6 +34,12 @@ FLASHTILE_DEVICE void copy_async(uint32 target, const void* source, int valid_by
   }
 }
 
+/// The same for all of the 16 bytes.
+FLASHTILE_DEVICE void copy_async_whole(uint32 target, const void* source) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(target), "l"(source)
+               : "memory");
+}
+
 FLASHTILE_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /// Waits until at most `pending` of this thread's newest groups are under way.

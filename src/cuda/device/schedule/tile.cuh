@@ -6,6 +6,7 @@
 // row r is query r / group_size of head head + r % group_size. Keys are then read once for all.
 #pragma once
 
+#include "cuda/device/ptx/math.cuh"
 #include "cuda/device/schedule/sequence.cuh"
 
 namespace flashtile::device {
@@ -18,34 +19,33 @@ struct Tile {
   int v_part = 0;
 };
 
+/// n / divisor, and what is left.
+FLASHTILE_DEVICE uint32 divide(uint32 n, const DivisorParam& divisor, uint32& rest) {
+  const uint32 quotient = (multiply_high(n, divisor.magic) + n) >> divisor.shift;
+  rest = n - quotient * divisor.value;
+  return quotient;
+}
+
 /// Decodes a CTA's number. (batch, head) pairs come in sections whose keys stay in the L2 cache
 /// together; within a section the query blocks are outermost, those with the most keys first.
 template <bool kPackHeads>
 FLASHTILE_DEVICE Tile find_tile(const AttentionParams& params, int64 cta) {
   const GridParam& grid = params.grid;
-  const uint32 num_heads = static_cast<uint32>(kPackHeads ? params.num_heads_kv : params.num_heads);
-  const uint32 num_sequences =
-      static_cast<uint32>(params.lengths.batch_size + (params.lengths.cu_seqlens_q.data ? 1 : 0));
-  const uint32 num_pairs = num_heads * num_sequences;
-  const uint32 num_parts = static_cast<uint32>(grid.num_splits * grid.num_v_parts);
-  const uint32 num_units = static_cast<uint32>(grid.num_m_blocks) * num_parts;
-  const uint32 per_section = static_cast<uint32>(grid.section_heads) * num_units;
-  const uint32 section = static_cast<uint32>(cta) / per_section;
-  const uint32 rest = static_cast<uint32>(cta) % per_section;
-  const uint32 first_pair = section * static_cast<uint32>(grid.section_heads);
-  const uint32 pairs_here = num_pairs - first_pair < static_cast<uint32>(grid.section_heads)
-                                ? num_pairs - first_pair
-                                : static_cast<uint32>(grid.section_heads);
-  const uint32 unit = rest / pairs_here;
-  const uint32 pair = first_pair + rest % pairs_here;
-  const uint32 part = unit % num_parts;
+  uint32 rest, place, m_block, part, head;
+  const uint32 section = divide(static_cast<uint32>(cta), grid.ctas_per_section, rest);
+  const uint32 first_pair = section * grid.pairs_per_section.value;
+  const bool is_last = first_pair + grid.pairs_per_section.value > grid.num_pairs;
+  const uint32 unit =
+      divide(rest, is_last ? grid.pairs_of_last_section : grid.pairs_per_section, place);
+  m_block = divide(unit, grid.parts, part);
   Tile tile;
-  tile.m_block = static_cast<int>(unit / num_parts);
+  tile.m_block = static_cast<int>(m_block);
   if (grid.descending) tile.m_block = grid.num_m_blocks - 1 - tile.m_block;
-  tile.head = static_cast<int>(pair % num_heads) * (kPackHeads ? params.group_size : 1);
-  tile.batch_idx = static_cast<int>(pair / num_heads);
-  tile.split_idx = static_cast<int>(part % static_cast<uint32>(grid.num_splits));
-  tile.v_part = static_cast<int>(part / static_cast<uint32>(grid.num_splits));
+  tile.batch_idx = static_cast<int>(divide(first_pair + place, grid.heads, head));
+  tile.head = static_cast<int>(head) * (kPackHeads ? params.group_size : 1);
+  uint32 split;
+  tile.v_part = static_cast<int>(divide(part, grid.splits, split));
+  tile.split_idx = static_cast<int>(split);
   return tile;
 }
 

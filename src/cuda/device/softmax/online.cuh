@@ -69,6 +69,7 @@ struct OnlineSoftmax {
       }
     }
     if (!any_lane(is_far)) return;
+    bool has_sums = false;
     FLASHTILE_UNROLL
     for (int m = 0; m < kTilesM; ++m) {
       FLASHTILE_UNROLL
@@ -79,12 +80,27 @@ struct OnlineSoftmax {
         top = larger(top, reference[m][half]);
         const float factor =
             reference[m][half] == top ? 1.0f : exp2_approx((reference[m][half] - top) * scale);
+        has_sums = has_sums || reference[m][half] != -infinity();
         reference[m][half] = top;
-        sum[m][half] *= factor;
+        highest[m][half] = factor;
+      }
+    }
+    // The first block of a tile finds nothing that could move.
+    if (any_lane(has_sums)) scale_sums(highest, acc);
+  }
+
+  template <int kTilesV>
+  FLASHTILE_DEVICE void scale_sums(const float (&factors)[kTilesM][2],
+                                   float (&acc)[kTilesM][kTilesV][4]) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        sum[m][half] *= factors[m][half];
         FLASHTILE_UNROLL
         for (int v = 0; v < kTilesV; ++v) {
-          acc[m][v][half * 2] *= factor;
-          acc[m][v][half * 2 + 1] *= factor;
+          acc[m][v][half * 2] *= factors[m][half];
+          acc[m][v][half * 2 + 1] *= factors[m][half];
         }
       }
     }
@@ -130,17 +146,18 @@ struct OnlineSoftmax {
   template <int kTilesV>
   FLASHTILE_DEVICE bool is_in_range(const float (&acc)[kTilesM][kTilesV][4]) const {
     bool is_good = true;
-    float probe = 0.0f;  // 0 times a finite number is 0, times any other it is NaN
+    // 0 times a finite number is 0, times any other it is NaN. Four chains, each short.
+    float probes[4] = {};
     FLASHTILE_UNROLL
     for (int m = 0; m < kTilesM; ++m) {
       is_good = is_good && sum[m][0] < kLargestSum && sum[m][1] < kLargestSum;
       FLASHTILE_UNROLL
       for (int v = 0; v < kTilesV; ++v) {
         FLASHTILE_UNROLL
-        for (int r = 0; r < 4; ++r) probe = fused_multiply_add(acc[m][v][r], 0.0f, probe);
+        for (int r = 0; r < 4; ++r) probes[r] = fused_multiply_add(acc[m][v][r], 0.0f, probes[r]);
       }
     }
-    return is_good && probe == 0.0f;
+    return is_good && (probes[0] + probes[1]) + (probes[2] + probes[3]) == 0.0f;
   }
 };
 

@@ -67,4 +67,8 @@ inline float cos_precise(float x) { return std::cos(x); }
 inline float pow_precise(float x, float y) { return std::pow(x, y); }
 inline float remainder_of(float x, float y) { return std::fmod(x, y); }
 
+inline uint32 multiply_high(uint32 a, uint32 b) {
+  return static_cast<uint32>((static_cast<uint64>(a) * b) >> 32);
+}
+
 }  // namespace flashtile::device

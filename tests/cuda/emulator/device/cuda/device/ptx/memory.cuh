@@ -19,6 +19,9 @@ void copy_async(uint32 target, const void* source, int valid_bytes) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
   emulator::copy_async(target, source, bytes, valid_bytes);
 }
+inline void copy_async_whole(uint32 target, const void* source) {
+  emulator::copy_async(target, source, 16, 16);
+}
 inline void copy_async_commit() { emulator::copy_async_commit(); }
 template <int pending>
 void copy_async_wait() {

@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Decode (one query of each sequence over cached keys) beside PyTorch's backends, and beside what
+the card reads: a kernel that only sums bytes, timed in the same rounds on as much memory.
+
+    bench/gpu/decode.py --library build/gpu/libflashtile.so [--json FILE] [--quick]
+
+One line for each problem; --json writes one JSON line for each (problem, implementation). Times are
+those of a CUDA graph of calls, so that they are the device's; `launch` is the time of a call from
+the host, one after the other. A problem is timed only after its result has been compared with
+float32.
+"""
+
+import argparse
+import json
+import math
+import sys
+
+import torch
+from torch.nn.attention import sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import library
+import peers
+import timing
+
+HEAD_DIM = 128
+L2_BYTES = 256 << 20  # several times what any GPU keeps
+
+# (batch, query heads, key heads, keys, page size; 0: not paged)
+PROBLEMS = [
+    (1, 32, 8, 1024, 0), (1, 8, 8, 4096, 0), (16, 32, 8, 1024, 0), (1, 32, 8, 16384, 0),
+    (1, 64, 64, 8192, 0), (4, 32, 8, 16384, 0), (16, 16, 4, 8192, 0), (16, 16, 4, 8192, 16),
+    (1, 64, 8, 131072, 0), (1, 64, 8, 131072, 16), (8, 32, 8, 16384, 0), (8, 8, 1, 131072, 0),
+    (32, 32, 8, 8192, 0), (32, 32, 8, 8192, 16), (32, 32, 8, 8192, 64), (32, 32, 8, 8192, 256),
+    (8, 32, 32, 16384, 0), (8, 64, 8, 65536, 0), (128, 32, 8, 4096, 0), (128, 32, 8, 4096, 16),
+    (128, 8, 8, 4096, 0), (128, 64, 8, 8192, 0), (128, 64, 64, 1024, 0), (128, 32, 32, 1024, 16),
+]
+QUICK = [PROBLEMS[i] for i in (2, 5, 8, 12, 13, 18)]
+
+READ_SOURCE = r"""
+extern "C" __global__ void __launch_bounds__(512) read_all(const uint4* data, long long count,
+                                                           unsigned* sink) {
+  const long long step = (long long)gridDim.x * blockDim.x;
+  unsigned sum = 0;
+  long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+  for (; i + 7 * step < count; i += 8 * step) {
+    uint4 v[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) v[n] = __ldcs(data + i + n * step);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) sum += v[n].x + v[n].y + v[n].z + v[n].w;
+  }
+  for (; i < count; i += step) {
+    const uint4 v = data[i];
+    sum += v.x + v.y + v.z + v.w;
+  }
+  if (sum == 0x12345678u) *sink = sum;
+}
+"""
+
+
+def reader():
+    """A function of a tensor that reads all of it."""
+    sink = torch.zeros(1, dtype=torch.int32, device="cuda")
+    try:
+        kernel = torch.cuda._compile_kernel(READ_SOURCE, "read_all")
+    except Exception as fault:  # an older PyTorch: its own sum is nearly as good
+        print(f"# reads are timed by torch.sum: {str(fault).splitlines()[0][:80]}")
+        return lambda data: data.view(torch.float32).sum()
+    ctas = 4 * torch.cuda.get_device_properties(0).multi_processor_count
+
+    def run(data):
+        kernel(grid=(ctas, 1, 1), block=(512, 1, 1),
+               args=[data, data.numel() * data.element_size() // 16, sink])
+    return run
+
+
+class Problem:
+    """Tensors of one problem, in as many copies as keep the L2 cache out of the timing."""
+
+    def __init__(self, shape, lib, generator):
+        self.batch, self.heads, self.heads_kv, self.keys, self.page_size = shape
+        self.cache_bytes = self.batch * self.heads_kv * self.keys * HEAD_DIM * 2 * 2
+        self.num_copies = max(1, min(64, math.ceil(L2_BYTES / self.cache_bytes)))
+        lines = (self.batch, self.keys)
+        if self.page_size:
+            lines = (self.batch * self.keys // self.page_size, self.page_size)
+        # One allocation with all copies of k and v, which the reader reads as a whole.
+        self.memory = torch.empty((self.num_copies, 2, *lines, self.heads_kv, HEAD_DIM),
+                                  device="cuda", dtype=torch.bfloat16)
+        for part in self.memory.flatten(0, 2).split(1 << 12):
+            part.normal_(generator=generator)
+        self.q = torch.randn((self.batch, 1, self.heads, HEAD_DIM), device="cuda",
+                             dtype=torch.bfloat16, generator=generator)
+        self.out = torch.full_like(self.q, math.nan)
+        tensors, options = {"q": self.q, "out": self.out}, {}
+        self.table = None
+        if self.page_size:
+            pages = torch.randperm(lines[0], device="cuda", generator=generator)
+            self.table = pages.to(torch.int32).view(self.batch, -1).contiguous()
+            tensors["block_table"] = self.table
+        self.calls = [library.Call(lib, "attention_fwd",
+                                   {**tensors, "k": self.memory[i, 0], "v": self.memory[i, 1]},
+                                   options) for i in range(self.num_copies)]
+
+    def dense(self, copy=0):
+        """k and v of a copy as (batch, keys, heads, dim)."""
+        k, v = self.memory[copy]
+        if self.table is not None:
+            index = self.table.long()
+            k, v = (x[index].flatten(1, 2) for x in (k, v))
+        return k, v
+
+    def error(self):
+        """Against float32, of the last sequence and head."""
+        self.calls[0].run()
+        k, v = (x[-1, :, -1].float() for x in self.dense())
+        expected = torch.softmax(self.q[-1, 0, -1].float() @ k.T / math.sqrt(HEAD_DIM), -1) @ v
+        return ((self.out[-1, 0, -1].float() - expected).norm() / expected.norm()).item()
+
+    def peer(self, backend):
+        q = self.q.transpose(1, 2)
+        caches = [tuple(x.transpose(1, 2) for x in self.memory[i])
+                  for i in range(self.num_copies)]
+
+        def function(k, v):
+            def run():
+                with sdpa_kernel(backend), torch.no_grad():
+                    return scaled_dot_product_attention(q, k, v,
+                                                        enable_gqa=self.heads != self.heads_kv)
+            return run
+        functions = [function(k, v) for k, v in caches]
+        functions[0]()
+        return functions
+
+
+def graph_of(functions, calls=()):
+    """A graph that runs each function once. `calls` go to the stream that is captured."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for function in functions[:2]:
+            function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    streams = [call.context.stream for call in calls]
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call.context.stream = torch.cuda.current_stream().cuda_stream
+        for function in functions:
+            function()
+    for call, stream in zip(calls, streams):
+        call.context.stream = stream
+    return graph.replay
+
+
+def measure(shape, lib, generator, read, rounds):
+    problem = Problem(shape, lib, generator)
+    error = problem.error()
+    # At least some calls in a graph, so that its own launch does not count.
+    turns = max(1, 16 // problem.num_copies) if problem.cache_bytes < L2_BYTES else 1
+    runs = [call.run for call in problem.calls] * turns
+    graphs = {"flashtile": graph_of(runs, problem.calls)}
+    count = len(runs)
+    graphs["read"] = graph_of([lambda i=i: read(problem.memory[i])
+                               for i in range(problem.num_copies)] * turns)
+    eager = {"flashtile": timing.Rotation([call.run for call in problem.calls])}
+    for name in ("sdpa-fa2", "sdpa-cudnn") if not problem.page_size else ():
+        try:
+            functions = problem.peer(peers.BACKENDS[name])
+            graphs[name] = graph_of(functions * turns)
+            eager[name] = timing.Rotation(functions)
+        except RuntimeError as fault:
+            print(f"# {name} {shape}: {str(fault).splitlines()[0][:80]}")
+    times = timing.interleaved(graphs, rounds, round_ms=10.0)
+    launches = {}
+    if problem.cache_bytes < L2_BYTES:
+        launches = timing.interleaved(eager, 3, round_ms=5.0)
+    results = {}
+    for name, time in times.items():
+        results[name] = {key: value / count for key, value in time.items()}
+        results[name]["gb_s"] = problem.cache_bytes / results[name]["ms"] * 1e-6
+        if name in launches:
+            results[name]["launch_ms"] = launches[name]["ms"]
+    return problem, error, results
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--json")
+    parser.add_argument("--quick", action="store_true", help="six problems")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    lib = library.Library(args.library)
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    read = reader()
+    record = timing.device_record()
+    print(f"# {record}")
+    sink = open(args.json, "w") if args.json else None
+    for shape in QUICK if args.quick else PROBLEMS:
+        problem, error, results = measure(shape, lib, generator, read, args.rounds)
+        share = results["flashtile"]["gb_s"] / results["read"]["gb_s"]
+        line = (f"b={problem.batch:3d} hq={problem.heads:2d} hkv={problem.heads_kv:2d} "
+                f"keys={problem.keys:6d} page={problem.page_size:3d} "
+                f"{problem.cache_bytes / 1e6:6.0f} MB err {error:.1e} of read {share:.3f} ")
+        for name, result in results.items():
+            line += f" {name} {result['gb_s']:5.0f} GB/s {result['ms'] * 1e3:.1f} us"
+            if "launch_ms" in result:
+                line += f" (launch {result['launch_ms'] * 1e3:.1f})"
+            if sink:
+                sink.write(json.dumps({
+                    "op": "decode", "impl": name, "batch": problem.batch, "heads": problem.heads,
+                    "heads_kv": problem.heads_kv, "keys": problem.keys, "dim": HEAD_DIM,
+                    "page_size": problem.page_size, "cache_bytes": problem.cache_bytes,
+                    "error": error, "of_read": share, **result, **record}) + "\n")
+        print(line, flush=True)
+        del problem
+        torch.cuda.empty_cache()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
