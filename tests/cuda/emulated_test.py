@@ -28,10 +28,15 @@ PROBLEMS = {
         "attention_fwd:b2:hq8:hkv2:sq1:sk600:d64:bf16",
         "attention_fwd:b1:hq1:sq70:sk300:d64:softmax_scale=-30:bf16",
         "attention_fwd:b1:hq1:sq64:sk64:d16:mask='(q_idx - k_idx) % 3 == 0':weights:dropout_p=0.2",
+        "attention_bwd:b1:hq2:hkv1:sq70:sk140:d64:causal:bf16",
+        "attention_bwd:b1:hq1:sq70:sk60:d96:dropout_p=0.2:softcap=5:f16",
+        "attention_bwd:b2:hq1:cu_seqlens_q={0,30,60}:cu_seqlens_k={0,20,100}:d20:dv40:bf16",
     ],
     "89": ["attention_fwd:b1:hq1:sq33:sk40:d300:dv300:f16",
-           "attention_fwd:b1:hq2:sq40:sk70:d256:causal:bf16"],
-    "90": ["attention_fwd:b1:hq1:sq130:sk130:d128:causal:bf16:max_logit"],
+           "attention_fwd:b1:hq2:sq40:sk70:d256:causal:bf16",
+           "attention_bwd:b1:hq1:sq40:sk70:d256:window_left=30:window_right=5:bf16"],
+    "90": ["attention_fwd:b1:hq1:sq130:sk130:d128:causal:bf16:max_logit",
+           "attention_bwd:b1:hq2:hkv1:sq70:sk130:d128:mask='k_idx % 3 != q_idx % 2':f16"],
 }
 
 
@@ -77,18 +82,18 @@ class EmulatedTest(unittest.TestCase):
                 result = check(self.folder, self.nvrtc, arch, problems)
                 self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
                 # All of them were run, none refused.
-                row = re.search(r"attention_fwd_portable +(\d+) +0 +0 ", result.stdout)
-                self.assertIsNotNone(row, result.stdout)
-                self.assertEqual(int(row.group(1)), len(problems), result.stdout)
+                rows = re.findall(r"attention_..d_portable +(\d+) +0 +0 ", result.stdout)
+                self.assertEqual(sum(map(int, rows)), len(problems), result.stdout)
 
     def test_order_of_threads_and_copies_does_not_matter(self):
-        problem = "attention_fwd:b1:hq1:sq100:sk200:d64:bf16"
-        lines = set()
-        for seed in range(4):
-            result = check(self.folder, self.nvrtc, "80", [problem], seed)
-            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-            lines.add(result.stdout.splitlines()[0])
-        self.assertEqual(len(lines), 1, lines)  # the same bits, so the same errors
+        for problem in ["attention_fwd:b1:hq1:sq100:sk200:d64:bf16",
+                        "attention_bwd:b1:hq1:sq100:sk100:d64:bf16"]:
+            lines = set()
+            for seed in range(4):
+                result = check(self.folder, self.nvrtc, "80", [problem], seed)
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                lines.add(result.stdout.splitlines()[0])
+            self.assertEqual(len(lines), 1, lines)  # the same bits, so the same errors
 
 
 def run_golden(archs):

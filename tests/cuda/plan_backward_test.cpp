@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans of the portable backward, made for named architectures without a GPU.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "core/problem_text.hpp"
+#include "cuda/plan/attention_bwd_plan.hpp"
+#include "variant/position_mask.hpp"
+
+namespace flashtile::cuda {
+namespace {
+
+using Stems = std::vector<std::string>;
+
+std::vector<KernelChoice> kernels_of(const std::string& text, const std::string& arch) {
+  Context context;
+  context.arch = arch;
+  return make_call(parse_problem(text)).kernels(context);
+}
+
+Stems stems_of(const std::string& text) {
+  Stems stems;
+  for (const KernelChoice& kernel : kernels_of(text, "sm_90a")) {
+    stems.push_back(kernel.source.stem);
+  }
+  return stems;
+}
+
+KernelChoice main_of(const std::string& text, const std::string& arch) {
+  for (const KernelChoice& kernel : kernels_of(text, arch)) {
+    if (kernel.source.stem == "attention_bwd_portable") return kernel;
+  }
+  return {};
+}
+
+TEST(BackwardPlan, FitsEveryArchitectureForAllHeadDims) {
+  for (const std::string& arch : known_gpu_archs()) {
+    const GpuModel& gpu = *named_gpu_model(arch);
+    for (const char* type : {"bf16", "f16"}) {
+      for (const char* dims :
+           {"d1", "d32", "d64", "d80", "d128", "d192:dv128", "d16:dv256", "d256"}) {
+        for (const char* lengths : {"b2:hq8:hkv2:sq1:sk4096", "b2:hq8:sq20:sk100"}) {
+          const std::string text =
+              std::string("attention_bwd:") + lengths + ":" + dims + ":" + type;
+          const KernelChoice kernel = main_of(text, arch);
+          EXPECT_GT(kernel.num_threads, 0) << text;
+          EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta) << arch << " " << text;
+          EXPECT_EQ(kernel.source.arch, arch);
+        }
+      }
+    }
+  }
+}
+
+TEST(BackwardPlan, LaunchesWhatTheOptionsNeed) {
+  const Stems plain = {"attention_bwd_prepare", "attention_bwd_portable", "attention_bwd_convert"};
+  const Stems mapped = {"attention_bwd_prepare", "attention_blocks", "attention_bwd_portable",
+                        "attention_bwd_convert"};
+  EXPECT_EQ(stems_of("attention_bwd:b8:hq16:sq2048:d64:causal:bf16"), plain);
+  EXPECT_EQ(stems_of("attention_bwd:b8:hq16:sq512:d64:mask='k_idx <= q_idx':bf16"), plain);
+  EXPECT_EQ(stems_of("attention_bwd:b8:hq16:sq512:d64:mask='k_idx % 2 == 0':bf16"), mapped);
+}
+
+TEST(BackwardPlan, OneCtaForEachKeyBlockOfAKvHead) {
+  EXPECT_EQ(main_of("attention_bwd:b2:hq16:hkv4:sq512:sk1000:d64:bf16", "sm_90a").grid[0],
+            8 * 2 * 4);
+  EXPECT_EQ(main_of("attention_bwd:b2:hq16:sq512:sk1:d128:bf16", "sm_80").grid[0], 2 * 16);
+}
+
+TEST(BackwardPlan, WorkspaceIsOneFloatForEachElementOfDqAndVectors) {
+  Context context;
+  context.arch = "sm_90a";
+  const int64_t rows = 2 * 16 * 1024;
+  for (const int64_t dim : {64, 128, 256}) {
+    const std::string text = "attention_bwd:b2:hq16:sq1024:causal:bf16:d" + std::to_string(dim);
+    const std::string plan = make_call(parse_problem(text)).explain(context).plan;
+    const int64_t bytes = std::stoll(plan.substr(plan.find("workspace ") + 10));
+    EXPECT_GE(bytes, rows * dim * 4) << plan;
+    EXPECT_LE(bytes, rows * (dim + 2) * 4 + 3 * 256) << plan;
+  }
+}
+
+TEST(BackwardPlan, NumbersChangeNoText) {
+  const auto text_of = [](const std::string& numbers) {
+    std::string text;
+    for (const KernelChoice& kernel : kernels_of("attention_bwd:bf16:d64:" + numbers, "sm_90a")) {
+      text += kernel.source.stem + kernel.source.config;
+    }
+    return text;
+  };
+  const std::string base = text_of("b2:hq4:sq100:sk200:causal:softcap=5:dropout_p=0.1");
+  EXPECT_EQ(base, text_of("b7:hq8:sq1000:sk3000:causal:softcap=50:dropout_p=0.3"));
+  EXPECT_EQ(base, text_of("b2:hq4:sq100:sk200:causal:softcap=5:dropout_p=0.1:softmax_scale=2"));
+  EXPECT_NE(base, text_of("b2:hq4:sq100:sk200:causal:softcap=5"));
+}
+
+TEST(BackwardPlan, RangesOfQueriesAreThoseOfKeysTurnedAround) {
+  std::mt19937 random(3);
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  for (int round = 0; round < 300; ++round) {
+    variant::PositionMask mask;
+    const int seqlen_q = draw(1, 30);
+    mask.seqlen_k = draw(1, 30);
+    mask.query_offset = draw(-20, 20);
+    if (draw(0, 1) == 1) mask.lower = mask.query_offset - draw(0, 20);
+    if (draw(0, 1) == 1) mask.upper = mask.query_offset + draw(0, 20);
+    if (draw(0, 1) == 1) mask.chunk = draw(1, 12);
+    for (int key = 0; key < mask.seqlen_k; ++key) {
+      const variant::KeyRange queries = mask.queries(key);
+      for (int q_idx = 0; q_idx < seqlen_q; ++q_idx) {
+        const variant::KeyRange keys = mask.keys(q_idx);
+        EXPECT_EQ(key >= keys.begin && key < keys.end,
+                  q_idx >= queries.begin && q_idx < queries.end)
+            << key << " " << q_idx;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashtile::cuda
