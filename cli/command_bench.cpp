@@ -24,6 +24,13 @@ struct BenchOptions {
   double seconds = 1;
   bool is_json = false;
   bool without_plain = false;
+  bool with_roofline = false;
+};
+
+/// What the machine does at best, measured before the problems.
+struct Roofline {
+  cpu::Peak peak;
+  double read_gbytes_per_s = 0;  ///< 0: not asked for
 };
 
 BenchPass pass_of(const BenchOptions& options, const ProblemText& problem) {
@@ -42,7 +49,7 @@ double gbytes_per_second(const BenchResult& result) {
   return result.bytes / result.times.median / 1e6;
 }
 
-void print_json(const BenchResult& result, const cpu::Peak& peak, int num_threads) {
+void print_json(const BenchResult& result, const Roofline& roofline, int num_threads) {
   nlohmann::ordered_json line;
   line["problem"] = result.problem;
   line["impl"] = result.implementation;
@@ -60,8 +67,11 @@ void print_json(const BenchResult& result, const cpu::Peak& peak, int num_thread
     } else {
       line["gflops"] = nullptr;
     }
-    line["peak_gflops"] = cpu::peak_gflops(peak, result.dtype);
+    line["peak_gflops"] = cpu::peak_gflops(roofline.peak, result.dtype);
     line["gbytes_per_s"] = gbytes_per_second(result);
+    if (roofline.read_gbytes_per_s > 0) {
+      line["read_gbytes_per_s"] = roofline.read_gbytes_per_s;
+    }
     if (result.plain_milliseconds) {
       line["plain_ms"] = *result.plain_milliseconds;
     } else {
@@ -74,18 +84,49 @@ void print_json(const BenchResult& result, const cpu::Peak& peak, int num_thread
   std::cout << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
 }
 
-void add_row(Table& table, const BenchResult& result, const cpu::Peak& peak) {
+std::string percent_text(double share) { return number_text(100 * share) + "%"; }
+
+void add_row(Table& table, const BenchResult& result, const Roofline& roofline) {
   const double rate = gflops(result);
   const double plain = result.plain_milliseconds.value_or(0);
-  table.add(
-      {result.problem, result.implementation, result.pass, number_text(result.times.median),
-       number_text(result.times.min) + " .. " + number_text(result.times.max),
-       result.operations ? number_text(rate / 1000) : "-",
-       result.operations ? number_text(100 * rate / cpu::peak_gflops(peak, result.dtype)) + "%"
-                         : "-",
-       number_text(gbytes_per_second(result)), result.plain_milliseconds ? number_text(plain) : "-",
-       result.plain_milliseconds ? number_text(plain / result.times.median) + "x" : "-",
-       number_text(result.max_error)});
+  const double peak = cpu::peak_gflops(roofline.peak, result.dtype);
+  const double bandwidth = gbytes_per_second(result);
+  std::vector<std::string> row = {
+      result.problem,
+      result.implementation,
+      result.pass,
+      number_text(result.times.median),
+      number_text(result.times.min) + " .. " + number_text(result.times.max),
+      result.operations ? number_text(rate / 1000) : "-",
+      result.operations ? percent_text(rate / peak) : "-",
+      number_text(bandwidth),
+      result.plain_milliseconds ? number_text(plain) : "-",
+      result.plain_milliseconds ? number_text(plain / result.times.median) + "x" : "-",
+      number_text(result.max_error)};
+  if (roofline.read_gbytes_per_s > 0) {
+    row.insert(row.begin() + 8, percent_text(bandwidth / roofline.read_gbytes_per_s));
+  }
+  table.add(std::move(row));
+}
+
+std::vector<std::string> headings(bool with_roofline) {
+  std::vector<std::string> names = {"problem",    "implementation", "op",       "ms",
+                                    "min .. max", "TFLOP/s",        "of peak",  "GB/s",
+                                    "plain ms",   "faster",         "max error"};
+  if (with_roofline) names.insert(names.begin() + 8, "of bandwidth");
+  return names;
+}
+
+void print_roofline(const Roofline& roofline, int num_threads) {
+  std::cout << num_threads << " threads; peak f32 " << number_text(roofline.peak.f32_gflops)
+            << " GFLOP/s";
+  if (roofline.peak.bf16_dot_gflops > 0) {
+    std::cout << ", bf16 dot " << number_text(roofline.peak.bf16_dot_gflops) << " GFLOP/s";
+  }
+  if (roofline.read_gbytes_per_s > 0) {
+    std::cout << "; reads " << number_text(roofline.read_gbytes_per_s) << " GB/s";
+  }
+  std::cout << '\n';
 }
 
 /// The implementations to time of a problem: the chosen one (an empty name), one, or all.
@@ -107,9 +148,9 @@ int bench(const BenchOptions& options) {
   Context context;
   context.max_workers = options.threads;
   const int num_threads = num_workers_of(context);
-  const cpu::Peak peak = cpu::measure_peak(context);
-  Table table({"problem", "implementation", "op", "ms", "min .. max", "TFLOP/s", "of peak", "GB/s",
-               "plain ms", "faster", "max error"});
+  Roofline roofline{cpu::measure_peak(context)};
+  if (options.with_roofline) roofline.read_gbytes_per_s = cpu::measure_read_bandwidth(context);
+  Table table(headings(options.with_roofline));
   bool has_failed = false;
   Progress progress;
   for (size_t i = 0; i < problems.size(); ++i) {
@@ -122,22 +163,18 @@ int bench(const BenchOptions& options) {
       if (!options.problems.empty()) result.problem = options.problems[i];
       has_failed = has_failed || !result.fault.empty();
       if (options.is_json) {
-        print_json(result, peak, num_threads);
+        print_json(result, roofline, num_threads);
       } else if (!result.fault.empty()) {
         std::cout << "no figure for " << result.problem << "  " << result.implementation << "  "
                   << result.fault << '\n';
       } else {
-        add_row(table, result, peak);
+        add_row(table, result, roofline);
       }
     }
   }
   if (!options.is_json && !table.empty()) {
     table.print(std::cout);
-    std::cout << num_threads << " threads; peak f32 " << number_text(peak.f32_gflops) << " GFLOP/s";
-    if (peak.bf16_dot_gflops > 0) {
-      std::cout << ", bf16 dot " << number_text(peak.bf16_dot_gflops) << " GFLOP/s";
-    }
-    std::cout << '\n';
+    print_roofline(roofline, num_threads);
   }
   return has_failed ? 1 : 0;
 }
@@ -159,6 +196,8 @@ void add_bench_command(CLI::App& app, int* exit_code) {
   command->add_option("--seconds", options->seconds, "Time to spend on an implementation, about")
       ->check(CLI::PositiveNumber);
   command->add_flag("--no-plain", options->without_plain, "Leave the plain implementation out");
+  command->add_flag("--roofline", options->with_roofline,
+                    "Measure the read bandwidth of the memory too, and print the share of it");
   command->add_flag("--json", options->is_json, "A JSON object a line");
   command->callback([options, exit_code] { *exit_code = bench(*options); });
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <vector>
 
 #include "core/executor.hpp"
@@ -12,17 +13,20 @@
 
 namespace flashtile::cpu {
 
-#define FLASHTILE_DECLARE_PEAK(isa, function)                 \
+#define FLASHTILE_DECLARE_PEAK(isa)                           \
   namespace isa {                                             \
-  float function(int64_t num_rounds, double* num_operations); \
+  float peak_f32(int64_t num_rounds, double* num_operations); \
+  float read_sum(const float* data, int64_t count);           \
   }
-FLASHTILE_DECLARE_PEAK(scalar, peak_f32)
+FLASHTILE_DECLARE_PEAK(scalar)
 #if defined(__x86_64__)
-FLASHTILE_DECLARE_PEAK(avx2, peak_f32)
-FLASHTILE_DECLARE_PEAK(avx512, peak_f32)
-FLASHTILE_DECLARE_PEAK(avx512_bf16, peak_bf16_dot)
+FLASHTILE_DECLARE_PEAK(avx2)
+FLASHTILE_DECLARE_PEAK(avx512)
+namespace avx512_bf16 {
+float peak_bf16_dot(int64_t num_rounds, double* num_operations);
+}
 #elif defined(__aarch64__)
-FLASHTILE_DECLARE_PEAK(neon, peak_f32)
+FLASHTILE_DECLARE_PEAK(neon)
 #endif
 #undef FLASHTILE_DECLARE_PEAK
 
@@ -31,14 +35,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Kernel = float (*)(int64_t num_rounds, double* num_operations);
 
-Kernel f32_kernel() {
+struct IsaLoops {
+  Kernel peak_f32;
+  float (*read_sum)(const float* data, int64_t count);
+};
+
+IsaLoops best_loops() {
 #if defined(__x86_64__)
-  if (cpu_info().has(Isa::kAvx512)) return avx512::peak_f32;
-  if (cpu_info().has(Isa::kAvx2)) return avx2::peak_f32;
+  if (cpu_info().has(Isa::kAvx512)) return {avx512::peak_f32, avx512::read_sum};
+  if (cpu_info().has(Isa::kAvx2)) return {avx2::peak_f32, avx2::read_sum};
 #elif defined(__aarch64__)
-  if (cpu_info().has(Isa::kNeon)) return neon::peak_f32;
+  if (cpu_info().has(Isa::kNeon)) return {neon::peak_f32, neon::read_sum};
 #endif
-  return scalar::peak_f32;
+  return {scalar::peak_f32, scalar::read_sum};
 }
 
 Kernel bf16_dot_kernel() {
@@ -93,9 +102,35 @@ double best_gflops(Kernel kernel, const Context& context) {
 
 Peak measure_peak(const Context& context) {
   Peak peak;
-  peak.f32_gflops = best_gflops(f32_kernel(), context);
+  peak.f32_gflops = best_gflops(best_loops().peak_f32, context);
   if (bf16_dot_kernel() != nullptr) peak.bf16_dot_gflops = best_gflops(bf16_dot_kernel(), context);
   return peak;
+}
+
+double measure_read_bandwidth(const Context& context) {
+  constexpr int kRuns = 5;
+  constexpr int64_t kFloats = int64_t{1} << 25;  // 128 MiB a worker
+  const int num_workers = num_workers_of(context);
+  // Each part lies in memory that its worker has touched first, and is no page of zeros.
+  std::vector<std::unique_ptr<float[]>> parts(static_cast<size_t>(num_workers));
+  std::vector<float> sums(parts.size());
+  double best = 0;
+  for (int run = 0; run <= kRuns; ++run) {
+    const Clock::time_point start = Clock::now();
+    parallel_for(context, num_workers, [&](int64_t task_idx, int) {
+      const auto i = static_cast<size_t>(task_idx);
+      if (parts[i] == nullptr) {
+        parts[i].reset(new float[kFloats]);
+        std::fill_n(parts[i].get(), kFloats, 1.0f);
+      } else {
+        sums[i] = best_loops().read_sum(parts[i].get(), kFloats);
+      }
+    });
+    const std::chrono::duration<double> time = Clock::now() - start;
+    const double bytes = static_cast<double>(num_workers) * kFloats * sizeof(float);
+    if (run > 0) best = std::max(best, bytes / time.count() / 1e9);
+  }
+  return best;
 }
 
 double peak_gflops(const Peak& peak, DType dtype) {

@@ -16,6 +16,10 @@ struct Peak {
 
 Peak measure_peak(const Context& context);
 
+/// What the context's workers read from memory at best, in 1e9 bytes a second: each sums a part of
+/// its own of some hundred MiB, far beyond the caches. Takes some tenths of a second.
+double measure_read_bandwidth(const Context& context);
+
 /// The rate that work on operands of a dtype is measured against.
 double peak_gflops(const Peak& peak, DType dtype);
 

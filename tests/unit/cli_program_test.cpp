@@ -230,5 +230,12 @@ TEST_F(Program, BenchGivesOneJsonObjectALine) {
   }
 }
 
+TEST_F(Program, BenchPrintsTheShareOfTheBandwidth) {
+  const Outcome outcome =
+      run("bench attention_fwd:b1:hq2:sq1:sk64:d16 --json --roofline --no-plain --seconds 0.02");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.text;
+  EXPECT_GT(nlohmann::json::parse(outcome.text).at("read_gbytes_per_s"), 0);
+}
+
 }  // namespace
 }  // namespace flashtile::cli

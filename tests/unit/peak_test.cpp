@@ -18,6 +18,14 @@ TEST(Peak, IsMeasuredForTheUnitsThatThereAre) {
   EXPECT_EQ(peak.bf16_dot_gflops > 0, cpu_info().has(Isa::kAvx512Bf16));
 }
 
+TEST(Peak, ReadBandwidthIsThatOfAMachine) {
+  Context context;
+  context.max_workers = 1;
+  const double bandwidth = measure_read_bandwidth(context);
+  EXPECT_GT(bandwidth, 0.01);
+  EXPECT_LT(bandwidth, 5000);
+}
+
 TEST(Peak, WorkOnBf16IsMeasuredAgainstTheDotUnit) {
   EXPECT_EQ(peak_gflops({100, 200}, DType::kBF16), 200);
   EXPECT_EQ(peak_gflops({100, 0}, DType::kBF16), 100);
