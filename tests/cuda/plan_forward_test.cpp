@@ -156,6 +156,23 @@ TEST(ForwardPlan, RefusesWhatItCannotDo) {
   EXPECT_NE(explanation.candidates.front().refusal.find("f64"), std::string::npos);
 }
 
+TEST(ForwardPlan, ShapesFollowWhatWasMeasured) {
+  const auto holds = [](const std::string& text, const std::string& arch, const char* member) {
+    return forward_of(text, arch).source.config.find(member) != std::string::npos;
+  };
+  const std::string at_64 = "attention_fwd:b1:hq16:d64:bf16:";
+  EXPECT_TRUE(holds(at_64 + "sq4096", "sm_90a", "kBlockN = 128;"));
+  EXPECT_TRUE(holds(at_64 + "sq2048", "sm_90a", "kBlockN = 64;"));
+  EXPECT_TRUE(holds(at_64 + "sq4096:softcap=20", "sm_90a", "kBlockN = 64;"));
+  EXPECT_TRUE(holds(at_64 + "sq4096", "sm_80", "kBlockN = 64;"));
+  EXPECT_TRUE(holds(at_64 + "sq4096:mask='k_idx % 2 == 0'", "sm_90a", "kBlockN = 64;"));
+  // Two small CTAs where they fit beside each other, else a large one where that fits.
+  const std::string at_256 = "attention_fwd:b1:hq16:d256:sq2048:bf16";
+  EXPECT_TRUE(holds(at_256, "sm_90a", "kBlockM = 64;"));
+  EXPECT_TRUE(holds(at_256, "sm_80", "kBlockM = 128;"));
+  EXPECT_TRUE(holds(at_256, "sm_89", "kBlockM = 64;"));
+}
+
 TEST(ForwardPlan, DivisorsDivideExactly) {
   const auto quotient = [](uint32_t n, const device::DivisorParam& divisor) {
     const auto high = static_cast<uint32_t>((uint64_t{n} * divisor.magic) >> 32);

@@ -44,6 +44,14 @@ ForwardTiling decode_tiling(const AttentionProblem& problem) {
   return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
 }
 
+/// Plain attention as it was timed on a Hopper GPU.
+bool is_measured(const AttentionProblem& problem) {
+  const ScoreFlags flags(problem);
+  return problem.gpu->compute_capability == 90 && problem.dtype == DType::kBF16 &&
+         !flags.has_options && !flags.has_block_map() && !problem.dropout.is_on &&
+         !problem.wants_max_logit;
+}
+
 /// 16-bit elements. Warps with 32 rows read each fragment of keys and values half as often as those
 /// with 16, as long as the accumulators leave room.
 ForwardTiling half_tiling(const AttentionProblem& problem, int64_t rows) {
@@ -51,13 +59,18 @@ ForwardTiling half_tiling(const AttentionProblem& problem, int64_t rows) {
   if (widest > 192) {
     // One stage leaves room for a second CTA, which works while this one waits.
     const ForwardTiling small = tiling_of(problem, 64, 64, 4, 1, 1, 2);
-    const ForwardTiling large = tiling_of(problem, 128, 64, 8, 1, 2, 1);
+    const ForwardTiling large = tiling_of(problem, 128, 64, 8, 1, 1, 1);
     const bool has_room =
         2 * (small.shape.shared_bytes() + kReservedBytes) <= problem.gpu->shared_bytes_per_sm;
     return has_room || rows <= 64 || !fits(problem, large) ? small : large;
   }
   if (rows <= 64) return tiling_of(problem, 64, 64, 4, 1, 2, widest <= 128 ? 2 : 1);
-  if (widest <= 64) return tiling_of(problem, 128, 64, 4, 1, 2, 2);
+  if (widest <= 64) {
+    // Two slices of a block overlap, which pays once there are many blocks. Measured with plain
+    // scores only, where registers just suffice.
+    const bool is_long = problem.max_seqlen_k >= 4096 && is_measured(problem);
+    return tiling_of(problem, 128, is_long ? 128 : 64, 4, 1, 2, 2);
+  }
   if (widest <= 128) {
     // Where 64 keys at a time do not spill.
     const bool has_room = problem.gpu->compute_capability == 90 && problem.dtype == DType::kBF16;
