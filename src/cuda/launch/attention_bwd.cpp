@@ -25,6 +25,14 @@ device::BackwardParams backward_params(const BackwardPlan& plan, const Attention
   backward.delta = region_at<float>(workspace, plan.delta);
   backward.dq_sums = region_at<float>(workspace, plan.dq_sums);
   backward.padded_rows = plan.padded_rows;
+  backward.dsink = head_scalars_param(args.dsink);
+  backward.dalibi_slopes = head_scalars_param(args.dalibi_slopes);
+  backward.has_slopes_by_batch = args.dalibi_slopes.ndim == 2 ? 1 : 0;
+  backward.num_parts = plan.parts.bytes / 4;
+  backward.slope_parts_per_head = static_cast<int>(plan.num_slope_parts);
+  float* parts = region_at<float>(workspace, plan.parts);
+  if (plan.num_sink_parts > 0) backward.sink_parts = parts;
+  if (plan.num_slope_parts > 0) backward.slope_parts = parts + plan.num_sink_parts;
   backward.num_n_blocks = static_cast<int>(plan.num_n_blocks);
   return backward;
 }
@@ -75,9 +83,10 @@ class BackwardArguments {
 
   /// One pointer for each parameter of a kernel.
   std::vector<void*> of(std::string_view stem) {
-    const bool is_side_kernel = stem == "attention_bwd_prepare" || stem == "attention_bwd_convert";
-    if (is_side_kernel) return {&params_, &backward_};
-    return {&params_, expressions_.data(), &backward_};
+    if (stem == "attention_bwd_portable" || stem == "attention_blocks") {
+      return {&params_, expressions_.data(), &backward_};
+    }
+    return {&params_, &backward_};
   }
 
  private:

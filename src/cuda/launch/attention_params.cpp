@@ -25,13 +25,6 @@ device::IntsParam ints_param(const TensorView& tensor) {
   return {static_cast<const char*>(tensor.data), stride_bytes(tensor, 0)};
 }
 
-device::HeadScalarsParam head_scalars_param(const TensorView& tensor) {
-  if (!tensor) return {};
-  const bool has_batch = tensor.ndim == 2;
-  return {static_cast<float*>(tensor.data), has_batch ? stride_bytes(tensor, 0) : 0,
-          stride_bytes(tensor, has_batch ? 1 : 0)};
-}
-
 device::LengthsParam lengths_param(const AttentionProblem& problem, const AttentionArgs& args) {
   device::LengthsParam lengths;
   lengths.cu_seqlens_q = ints_param(args.cu_seqlens_q);
@@ -104,6 +97,13 @@ device::RowScalarsParam row_scalars_param(const TensorView& tensor) {
   const int first = tensor.ndim - 2;  // dimension of the heads
   return {static_cast<float*>(tensor.data), first == 1 ? stride_bytes(tensor, 0) : 0,
           stride_bytes(tensor, first), stride_bytes(tensor, first + 1)};
+}
+
+device::HeadScalarsParam head_scalars_param(const TensorView& tensor) {
+  if (!tensor) return {};
+  const bool has_batch = tensor.ndim == 2;
+  return {static_cast<float*>(tensor.data), has_batch ? stride_bytes(tensor, 0) : 0,
+          stride_bytes(tensor, has_batch ? 1 : 0)};
 }
 
 device::ScoresParam scores_param(const TensorView& tensor) {

@@ -21,6 +21,9 @@ device::RowsParam rows_param(const TensorView& tensor);
 /// Numbers of (batch, heads, seqlen_q) or (heads, total_q).
 device::RowScalarsParam row_scalars_param(const TensorView& tensor);
 
+/// Numbers of (heads) or (batch, heads).
+device::HeadScalarsParam head_scalars_param(const TensorView& tensor);
+
 /// (batch, heads, seqlen_q, seqlen_k) with broadcast dimensions.
 device::ScoresParam scores_param(const TensorView& tensor);
 

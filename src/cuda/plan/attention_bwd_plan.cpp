@@ -32,6 +32,12 @@ void take_workspace(const AttentionProblem& problem, BackwardPlan& plan) {
                              blocks.list_words * 4);
   plan.map = regions.take(blocks.map_batches * blocks.map_heads * plan.num_m_blocks *
                           blocks.map_words * 4);
+  if (problem.wants_sink_gradient) plan.num_sink_parts = num_rows / device::kRowPadding;
+  if (problem.wants_alibi_gradient) {
+    plan.num_slope_parts = plan.num_n_blocks * plan.tiling.shape.num_warps();
+  }
+  plan.parts = regions.take(
+      (plan.num_sink_parts + plan.num_slope_parts * problem.batch_size * problem.num_heads) * 4);
   plan.workspace_bytes = regions.used();
 }
 
@@ -52,7 +58,8 @@ std::string prepare_config(const AttentionProblem& problem, const BackwardPlan& 
          config_int("kRowLanes", row_lanes(shape.head_dim_v)) +
          config_bool("kVectors",
                      std::min(copy_bytes(problem.out), copy_bytes(problem.dout)) == 16) +
-         config_bool("kSumsDq", true) + "};\n";
+         config_bool("kWantsSink", problem.wants_sink_gradient) + config_bool("kSumsDq", true) +
+         "};\n";
 }
 
 std::string convert_config(const AttentionProblem& problem, const BackwardPlan& plan) {
@@ -87,6 +94,7 @@ std::string backward_config(const AttentionProblem& problem, const BackwardPlan&
   return "#include \"cuda/device/score/expression.cuh\"\n" +
          user_expressions_text(problem, derivative_text(problem)) + "struct Config {\n" +
          flags.text(problem) + config_bool("kHasBlockMap", plan.blocks.is_on) +
+         config_bool("kWantsSlopes", problem.wants_alibi_gradient) +
          config_bool("kHeadsDiffer", positions_differ_by_head(problem)) +
          config_bool("kPackHeads", false) + config_bool("kPaged", false) +
          config_int("kHeadDim", shape.head_dim) + config_int("kHeadDimV", shape.head_dim_v) +
@@ -110,9 +118,8 @@ std::string refuse_attention_bwd(const AttentionProblem& problem) {
   if (problem.dtype == DType::kF32) return "takes f16 and bf16";
   if (problem.dout.dtype != problem.dtype) return "takes a dout of q's dtype";
   if (std::max(problem.head_dim, problem.head_dim_v) > 256) return "takes head dims up to 256";
-  if (problem.dbias || problem.wants_alibi_gradient || problem.wants_sink_gradient ||
-      problem.wants_aux_gradient) {
-    return "gives gradients of q, k and v";
+  if (problem.dbias || problem.wants_aux_gradient || problem.wants_alibi_gradient) {
+    return "gives no gradients of slopes, biases and aux tensors";
   }
   if (problem.deterministic) return "sums dq in any order";
   return {};
@@ -148,6 +155,10 @@ std::vector<KernelChoice> backward_kernels(const AttentionProblem& problem,
   if (plan.is_main_only) return {main};
   const int64_t num_row_blocks =
       problem.batch_size * ceil_div(problem.max_seqlen_q, device::kRowPadding) * problem.num_heads;
+  const int64_t num_parts = plan.parts.bytes / 4;
+  if (num_parts > 0) {
+    kernels.push_back(strided_kernel(problem, "attention_bwd_clear", "", ceil_div(num_parts, 32)));
+  }
   kernels.push_back(strided_kernel(problem, "attention_bwd_prepare", prepare_config(problem, plan),
                                    num_row_blocks));
   const BlockMapPlan& blocks = plan.blocks;
@@ -163,6 +174,9 @@ std::vector<KernelChoice> backward_kernels(const AttentionProblem& problem,
   if (plan.num_ctas > 0) kernels.push_back(main);
   kernels.push_back(strided_kernel(problem, "attention_bwd_convert", convert_config(problem, plan),
                                    num_row_blocks));
+  if (num_parts > 0) {
+    kernels.push_back(strided_kernel(problem, "attention_bwd_reduce", "", problem.num_heads));
+  }
   return kernels;
 }
 

@@ -28,6 +28,9 @@ struct BackwardPlan {
   int64_t num_m_blocks = 0;
   BlockMapPlan blocks;
   WorkspaceRegion lse, delta, dq_sums, listed, map;
+  int64_t num_sink_parts = 0;
+  int64_t num_slope_parts = 0;  ///< of a head of a sequence
+  WorkspaceRegion parts;        ///< those of sinks, then those of slopes
   int64_t workspace_bytes = 0;
 };
 

@@ -9,6 +9,20 @@
 
 namespace flashtile::device {
 
+/// What a thread sums of gradients that are not of products.
+template <class Config>
+struct ScoreSums {
+  float slope = 0.0f;  ///< of the ALiBi slope of the head that is worked on
+
+  FLASHTILE_DEVICE void add(const ScoreRules<Config>& rules, float product, float dlogit, int head,
+                            int q_idx, int k_idx) {
+    if constexpr (Config::kWantsSlopes) {
+      const int64 distance = q_idx + rules.sequence.query_offset - k_idx;
+      slope = fused_multiply_add(dlogit, -absolute(static_cast<float>(distance)), slope);
+    }
+  }
+};
+
 /// One slice of a warp: 16 kTilesN keys by kSlice queries. In shared memory: lse, delta (float32)
 /// and ranges of keys (pairs of ints) of the block's queries.
 template <class Config, int kTilesN, int kSlice>
@@ -17,7 +31,6 @@ struct BackwardScores {
 
   const ScoreRules<Config>& rules;
   uint32 vectors;
-  float softmax_scale;
   int head;
   int block_query;     ///< first query of the block
   int first_query;     ///< of the slice, in the block
@@ -28,16 +41,23 @@ struct BackwardScores {
   FLASHTILE_DEVICE int lane_key() const { return first_warp_key + lane_idx() / 4; }
 
   /// Products of queries and keys become weights; products of gradients and values become
-  /// gradients of products, but for the scale.
-  FLASHTILE_DEVICE void make_weights(Scores& s, Scores& dp) const {
+  /// gradients of products, but for the scale. What masks hide becomes 0, whatever it was. `sums`
+  /// take what the score's other gradients need.
+  template <bool kMasked>
+  FLASHTILE_DEVICE void make_weights(Scores& s, Scores& dp, ScoreSums<Config>& sums) const {
     const uint32 lse = vectors + static_cast<uint32>(lane_query() * 4);
-    const float scale = softmax_scale * kLog2e;
+    const float scale = rules.params.softmax_scale * kLog2e;
     FLASHTILE_UNROLL
     for (int n = 0; n < kSlice / 8; ++n) {
       const FloatPair lse_pair = load_shared_pair(lse + static_cast<uint32>(n * 32));
       const FloatPair delta_pair =
           load_shared_pair(lse + static_cast<uint32>(Config::kBlockM * 4 + n * 32));
-      uint32 kept = 0xffffffffu;
+      Vector4 range = {};
+      if constexpr (kMasked) {
+        range = load_shared_vector(
+            vectors + static_cast<uint32>(Config::kBlockM * 8 + (lane_query() + n * 8) * 8));
+      }
+      uint32 kept = 0;
       if constexpr (Config::kHasDropout) kept = kept_weights(n);
       FLASHTILE_UNROLL
       for (int m = 0; m < kTilesN; ++m) {
@@ -45,33 +65,56 @@ struct BackwardScores {
         for (int r = 0; r < 4; ++r) {
           const float shift = r % 2 == 0 ? lse_pair.x : lse_pair.y;
           const float delta = r % 2 == 0 ? delta_pair.x : delta_pair.y;
-          float derivative = 1.0f;
+          const int key = lane_key() + m * 16 + r / 2 * 8;
+          bool is_seen = true;
+          if constexpr (kMasked) is_seen = sees(range, n, key, r % 2);
+          float dweight = dp[m][n][r];
+          bool is_kept = true;
+          if constexpr (Config::kHasDropout) {
+            is_kept = (kept >> (m * 4 + r)) & 1u;
+            dweight = is_kept ? dweight * rules.params.dropout.gain : 0.0f;
+          }
           float weight;
+          float dscore;
           if constexpr (Config::kHasScoreOptions) {
-            const int q_idx = block_query + lane_query() + n * 8 + r % 2;
-            const int last = rules.sequence.seqlen_q - 1;
+            const int q_idx = clamped_query(n, r % 2);
+            float derivative;
             const float logit =
-                rules.logit_and_derivative(s[m][n][r], head, q_idx < last ? q_idx : last,
-                                           block_key + lane_key() + m * 16 + r / 2 * 8, derivative);
+                rules.logit_and_derivative(s[m][n][r], head, q_idx, block_key + key, derivative);
             weight = exp2_approx((logit - shift) * kLog2e);
+            is_seen = is_seen && weight != 0.0f;
+            const float dlogit = weight * (dweight - delta);
+            if (is_seen) sums.add(rules, s[m][n][r], dlogit, head, q_idx, block_key + key);
+            dscore = dlogit * derivative;
           } else {
             weight = exp2_approx(fused_multiply_add(s[m][n][r], scale, -shift));
+            dscore = weight * (dweight - delta);
           }
-          float dweight = dp[m][n][r];
-          if constexpr (Config::kHasDropout) {
-            const bool is_kept = (kept >> (m * 4 + r)) & 1u;
-            dweight = is_kept ? dweight * rules.params.dropout.gain : 0.0f;
-            s[m][n][r] = is_kept ? weight : 0.0f;
-          } else {
-            s[m][n][r] = weight;
-          }
-          dp[m][n][r] = weight * (dweight - delta);
-          if constexpr (Config::kHasScoreOptions) {
-            dp[m][n][r] = weight == 0.0f ? 0.0f : dp[m][n][r] * derivative;
-          }
+          const bool is_zero = (kMasked || Config::kHasScoreOptions) && !is_seen;
+          s[m][n][r] = is_zero || !is_kept ? 0.0f : weight;
+          dp[m][n][r] = is_zero ? 0.0f : dscore;
         }
       }
     }
+  }
+
+  /// Rows that are not there stand for the last one that is.
+  FLASHTILE_DEVICE int clamped_query(int n, int e) const {
+    const int q_idx = block_query + lane_query() + n * 8 + e;
+    const int last = rules.sequence.seqlen_q - 1;
+    return q_idx < last ? q_idx : last;
+  }
+
+  FLASHTILE_DEVICE bool sees(const Vector4& range, int n, int key, int e) const {
+    bool is_seen = key < static_cast<int>(e == 0 ? range.y : range.w);
+    if constexpr (Config::kHasLowerBound) {
+      is_seen = is_seen && key >= static_cast<int>(e == 0 ? range.x : range.z);
+    }
+    if constexpr (Config::kHasBlockMap) {
+      is_seen =
+          is_seen && rules.is_kept(head, block_query + lane_query() + n * 8 + e, block_key + key);
+    }
+    return is_seen;
   }
 
   /// A bit for each of the lane's elements of column tile n, at 4 m + r: set where dropout keeps
@@ -107,31 +150,6 @@ struct BackwardScores {
       }
     }
     return kept;
-  }
-
-  /// Sets what masks hide to 0, whatever it was.
-  FLASHTILE_DEVICE void hide(Scores& s, Scores& dp) const {
-    const uint32 ranges = vectors + static_cast<uint32>(Config::kBlockM * 8 + lane_query() * 8);
-    FLASHTILE_UNROLL
-    for (int n = 0; n < kSlice / 8; ++n) {
-      const Vector4 range = load_shared_vector(ranges + static_cast<uint32>(n * 64));
-      FLASHTILE_UNROLL
-      for (int m = 0; m < kTilesN; ++m) {
-        FLASHTILE_UNROLL
-        for (int r = 0; r < 4; ++r) {
-          const int key = lane_key() + m * 16 + r / 2 * 8;
-          bool is_seen = key < static_cast<int>(r % 2 == 0 ? range.y : range.w);
-          if constexpr (Config::kHasLowerBound) {
-            is_seen = is_seen && key >= static_cast<int>(r % 2 == 0 ? range.x : range.z);
-          }
-          if constexpr (Config::kHasBlockMap) {
-            is_seen = is_seen && rules.is_kept(head, block_query + lane_query() + n * 8 + r % 2,
-                                               block_key + key);
-          }
-          if (!is_seen) s[m][n][r] = dp[m][n][r] = 0.0f;
-        }
-      }
-    }
   }
 };
 

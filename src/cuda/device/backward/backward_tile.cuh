@@ -91,6 +91,7 @@ struct BackwardTile {
   uint32 shared;       ///< where shared memory begins
   int first_warp_key;  ///< of the warp, in the block
   int warp_m;          ///< which share of queries, or columns, is the warp's
+  ScoreSums<Config> sums;
   float dk[kTilesN][kTilesD][4];
   float dv[kTilesN][kTilesV][4];
 
@@ -195,10 +196,9 @@ struct BackwardTile {
                       DoutTile>(dp, no_values, value_tile(), first_warp_key, dout_tile(stage),
                                 first_query);
     const BackwardScores<Config, kTilesN, kSlice> scores = {
-        rules,       vectors(stage),    params.softmax_scale, step.head, step.m_block * kBlockM,
+        rules,       vectors(stage),    step.head,     step.m_block * kBlockM,
         first_query, state().first_key, first_warp_key};
-    scores.make_weights(s, dp);
-    if constexpr (kMasked) scores.hide(s, dp);
+    scores.template make_weights<kMasked>(s, dp, sums);
     SliceWeights weights, dscores;
     weights.set(s);
     dscores.set(dp);
@@ -275,6 +275,18 @@ struct BackwardTile {
     }
   }
 
+  /// A warp's part of the gradient of a head's slope.
+  FLASHTILE_DEVICE void write_slope(int head) {
+    float sum = sums.slope;
+    FLASHTILE_UNROLL
+    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    sums.slope = 0.0f;
+    const State& s = state();
+    const int64 row = static_cast<int64>(s.sequence.batch_idx) * params.num_heads + head;
+    const int64 part = (row * backward.num_n_blocks + s.first_key / kBlockN) * kShape.num_warps();
+    if (lane_idx() == 0) backward.slope_parts[part + warp_idx()] = sum;
+  }
+
   /// All steps of the heads that the state names.
   FLASHTILE_DEVICE void visit_blocks() {
     if (state().blocks.end <= state().blocks.begin) return;
@@ -304,6 +316,9 @@ struct BackwardTile {
       FLASHTILE_UNROLL
       for (int pass = 0; pass < Config::kDqPasses; ++pass) add_dq(step, pass);
       if constexpr (Config::kNumStages == 2) stage ^= 1;
+      if constexpr (Config::kWantsSlopes) {
+        if (next_step.head != step.head) write_slope(step.head);
+      }
       step = next_step;
     }
   }

@@ -70,10 +70,18 @@ struct BackwardPrepare {
     }
   }
 
+  /// What one query gives to the gradient of its head's sink.
+  FLASHTILE_DEVICE float sink_part(int head, float lse, float delta) const {
+    const float sink = load_global(reinterpret_cast<const float*>(
+        reinterpret_cast<const char*>(params.sink.data) + head * params.sink.head_stride));
+    return sink == -infinity() ? 0.0f : -exp_precise(sink - lse) * delta;
+  }
+
   /// Sixteen rows of a head.
   FLASHTILE_DEVICE void prepare(const Sequence& sequence, int first, int head) const {
     const int64 begin = padded_row(params, sequence) + first;
     if constexpr (Config::kSumsDq) clear(head, begin);
+    float sink_sum = 0.0f;
     float sums[kRounds];
     FLASHTILE_UNROLL
     for (int i = 0; i < kRounds; ++i) {
@@ -94,7 +102,15 @@ struct BackwardPrepare {
       const float lse = load_global(query_scalar(params.lse, sequence, q_idx, head));
       const int64 at = head * backward.padded_rows + begin + row;
       backward.delta[at] = delta;
+      if constexpr (Config::kWantsSink) sink_sum += sink_part(head, lse, delta);
       backward.lse[at] = lse == -infinity() ? infinity() : lse * (Config::kLog2Lse ? kLog2e : 1.0f);
+    }
+    if constexpr (Config::kWantsSink) {
+      FLASHTILE_UNROLL
+      for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sink_sum += shuffle_xor(sink_sum, mask);
+      if (lane_idx() == 0) {
+        backward.sink_parts[(head * backward.padded_rows + begin) / kRowPadding] = sink_sum;
+      }
     }
   }
 

@@ -17,6 +17,14 @@ struct BackwardParams {
   /// head_dim / 8, 128).
   float* dq_sums = nullptr;
   long long padded_rows = 0;
+  HeadScalarsParam dsink, dalibi_slopes;
+  /// Parts of these gradients, summed by attention_bwd_reduce in order: (heads, padded_rows / 16);
+  /// (batch, heads, num_n_blocks, warps).
+  float* sink_parts = nullptr;
+  float* slope_parts = nullptr;
+  long long num_parts = 0;  ///< of both, from sink_parts or slope_parts on
+  int slope_parts_per_head = 0;
+  int has_slopes_by_batch = 0;
   int num_n_blocks = 0;  ///< of the longest sequence
 };
 
