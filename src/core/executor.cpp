@@ -100,6 +100,14 @@ int num_workers_of(const Context& context) {
   return context.max_workers > 0 ? std::min(available, context.max_workers) : available;
 }
 
+Context with_workers_for(double work, const Context& context) {
+  constexpr double kWorkPerWorker = 1 << 21;
+  Context limited = context;
+  const double workers = std::max(1.0, work / kWorkPerWorker);
+  if (workers < num_workers_of(context)) limited.max_workers = static_cast<int>(workers);
+  return limited;
+}
+
 namespace detail {
 
 void run_tasks(const Context& context, int64_t num_tasks, Executor::Task task, void* state) {

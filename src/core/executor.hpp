@@ -11,6 +11,10 @@ Executor& executor_of(const Context& context);
 /// Workers that a launch may use: the executor's, limited by Context::max_workers.
 int num_workers_of(const Context& context);
 
+/// The context with no more workers than a launch is worth, by its work in multiply-adds. Waking a
+/// worker and waiting for it takes as long as some hundred thousand of them.
+Context with_workers_for(double work, const Context& context);
+
 /// Calls body(task_idx, worker_idx) for each task in [0, num_tasks) on the context's workers. An
 /// exception of a body is rethrown here after all tasks have ended (the one of the lowest task).
 template <class Body>

@@ -2,6 +2,7 @@
 #include "core/shape_spec.hpp"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "core/text.hpp"
@@ -164,6 +165,17 @@ void check_like_input(const GivenTensor& gradient, std::span<const GivenTensor> 
   }
 }
 
+/// The alternatives of a column, which refer to a copy of its text.
+const std::vector<ShapeForm>& parsed_once(std::string_view shape) {
+  thread_local std::map<std::string, std::vector<ShapeForm>, std::less<>> columns;
+  auto found = columns.find(shape);
+  if (found == columns.end()) {
+    found = columns.emplace(std::string(shape), std::vector<ShapeForm>()).first;
+    found->second = parse_shape(found->first);
+  }
+  return found->second;
+}
+
 }  // namespace
 
 std::string to_string(const ShapeForm& form) {
@@ -182,20 +194,15 @@ std::vector<ShapeForm> parse_shape(std::string_view shape) {
   return forms;
 }
 
-std::vector<ShapeForm> shape_forms(std::string_view shape,
-                                   const std::function<bool(std::string_view)>& is_given) {
-  std::vector<ShapeForm> chosen;
-  std::string_view rest = shape;
-  while (!trimmed(rest).empty()) {
-    const ShapeForm form = parse_form(shape, cut(rest, ';'));
-    if (!chosen.empty()) {
-      if (form.condition != chosen.front().condition) break;
-      chosen.push_back(form);
-    } else if (form.condition.empty() || is_given(form.condition)) {
-      chosen.push_back(form);
-    }
-  }
-  return chosen;
+std::span<const ShapeForm> shape_forms(std::string_view shape,
+                                       const std::function<bool(std::string_view)>& is_given) {
+  const std::vector<ShapeForm>& all = parsed_once(shape);
+  const auto first = std::find_if(all.begin(), all.end(), [&](const ShapeForm& form) {
+    return form.condition.empty() || is_given(form.condition);
+  });
+  const auto last = std::find_if(
+      first, all.end(), [&](const ShapeForm& form) { return form.condition != first->condition; });
+  return {first, last};
 }
 
 std::vector<GivenTensor> given_tensors(const OpSpec& spec, const void* args) {
@@ -233,23 +240,23 @@ std::string bind_sizes(std::span<const GivenTensor> tensors, Sizes& sizes) {
 std::string bind_sizes(std::span<const GivenTensor> tensors, Sizes& sizes,
                        const std::function<bool(std::string_view)>& is_given) {
   Binder binder(sizes);
-  std::vector<std::pair<const GivenTensor*, ShapeForm>> broadcast;
+  std::vector<std::pair<const GivenTensor*, const ShapeForm*>> broadcast;
   for (const GivenTensor& tensor : tensors) {
     if (!tensor.row->gradient_of.empty()) check_like_input(tensor, tensors, binder);
-    const std::vector<ShapeForm> forms = shape_forms(tensor.row->shape, is_given);
+    const std::span<const ShapeForm> forms = shape_forms(tensor.row->shape, is_given);
     if (forms.empty()) continue;
     const ShapeForm* form = form_of(tensor, forms, binder);
     if (form == nullptr) continue;
     binder.bind(tensor, *form, /*is_broadcast_pass=*/false);
     for (const ShapeEntry& entry : form->dims()) {
       if (!entry.may_be_one) continue;
-      broadcast.emplace_back(&tensor, *form);
+      broadcast.emplace_back(&tensor, form);
       break;
     }
   }
   // A broadcast dimension of size 1 says nothing, so that all others come first.
   for (const auto& [tensor, form] : broadcast) {
-    binder.bind(*tensor, form, /*is_broadcast_pass=*/true);
+    binder.bind(*tensor, *form, /*is_broadcast_pass=*/true);
   }
   return binder.take_fault();
 }

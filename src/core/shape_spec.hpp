@@ -38,9 +38,10 @@ std::string to_string(const ShapeForm& form);
 std::vector<ShapeForm> parse_shape(std::string_view shape);
 
 /// The alternatives that count: the first one whose condition holds, and those directly behind it
-/// with the same condition (other numbers of dimensions). Empty: any shape is right.
-std::vector<ShapeForm> shape_forms(std::string_view shape,
-                                   const std::function<bool(std::string_view)>& is_given);
+/// with the same condition (other numbers of dimensions). Empty: any shape is right. A column is
+/// parsed once on each thread; what is returned lives as long as the thread.
+std::span<const ShapeForm> shape_forms(std::string_view shape,
+                                       const std::function<bool(std::string_view)>& is_given);
 
 /// A tensor of a call, with its row.
 struct GivenTensor {

@@ -27,7 +27,8 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
   AttentionPlan plan;
   plan.implementation = isa.backward_name;
   plan.block_m = kBlockM;
-  plan.block_n = problem.user_score.empty() ? kBlockN : kBlockNScore;
+  plan.block_n = std::min(problem.user_score.empty() ? kBlockN : kBlockNScore,
+                          whole_columns(problem.max_seqlen_k));
   const int64_t num_pairs = std::max<int64_t>(1, problem.batch_size * problem.num_heads_kv);
   const int64_t num_blocks = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, plan.block_n));
   plan.num_splits = std::min({kMaxSplits, ceil_div(kEnoughTasks, num_pairs), num_blocks});
@@ -43,7 +44,8 @@ void launch_attention_bwd(const IsaEntry& isa, const AttentionProblem& problem,
                           const AttentionPlan& plan, const AttentionArgs& args,
                           const Context& context) {
   const AttentionCall call(problem, args);
-  BwdLaunch launch(isa, call, plan, context);
+  const Context limited = with_workers_for(call.work(), context);
+  BwdLaunch launch(isa, call, plan, limited);
   launch.run();
   call.check_index_errors();
 }

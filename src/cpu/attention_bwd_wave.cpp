@@ -76,10 +76,12 @@ BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const Atten
 }
 
 void BwdLaunch::run() {
-  // Keys that no sequence covers and rows of padding have gradient 0.
-  fill_zero(args_.dq);
-  fill_zero(args_.dk);
-  fill_zero(args_.dv);
+  // Keys that no sequence covers and rows of padding have gradient 0; all others are stored.
+  if (problem_.is_packed_q) fill_zero(args_.dq);
+  if (problem_.is_packed_k || problem_.has_seqused || problem_.has_leftpad) {
+    fill_zero(args_.dk);
+    fill_zero(args_.dv);
+  }
   fill_zero(args_.dbias);
   for (size_t begin = 0; begin < call_.pairs().size();) {
     begin = make_wave(begin);
@@ -162,10 +164,8 @@ void BwdLaunch::pack_wave() {
         member.k_has_nonfinite[n] =
             pack_keys(call_, kernels_.bwd_pack_keys, plan_.block_n, member.pair, begin, end,
                       member.k_blocks + n * shape_.keys.block_bytes);
-        std::fill_n(member.dk + n * shape_.block_n * shape_.dk_ld, shape_.block_n * shape_.dk_ld,
-                    0.0f);
-        std::fill_n(member.dv + n * shape_.block_n * shape_.dv_ld, shape_.block_n * shape_.dv_ld,
-                    0.0f);
+        std::fill_n(member.dk + begin * shape_.dk_ld, (end - begin) * shape_.dk_ld, 0.0f);
+        std::fill_n(member.dv + begin * shape_.dv_ld, (end - begin) * shape_.dv_ld, 0.0f);
       });
 }
 

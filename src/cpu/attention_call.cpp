@@ -23,6 +23,21 @@ AttentionCall::AttentionCall(const AttentionProblem& problem, const AttentionArg
   }
 }
 
+double AttentionCall::work() const {
+  constexpr double kElement = 16;     // reading one from memory
+  constexpr double kExpression = 64;  // working out a user's score or mask once
+  const double dims = static_cast<double>(problem_.head_dim + problem_.head_dim_v);
+  const bool has_expression = !problem_.user_score.empty() || !problem_.user_mask.empty();
+  double total = 0;
+  for (const Sequence& sequence : sequences_) {
+    const auto seqlen_k = static_cast<double>(sequence.seqlen_k);
+    const double scores = static_cast<double>(problem_.num_heads * sequence.seqlen_q) * seqlen_k;
+    const double keys = static_cast<double>(problem_.num_heads_kv) * seqlen_k;
+    total += scores * (dims + (has_expression ? kExpression : 0)) + keys * dims * kElement;
+  }
+  return problem_.is_backward ? 2.5 * total : total;
+}
+
 int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {
   int64_t bytes = 0;
   for (const auto* program : {&programs_.mask, &programs_.score, &programs_.guarded_score,

@@ -4,6 +4,7 @@
 // score rules of each head, and the (sequence, kv head) pairs in waves that fit the workspace.
 #pragma once
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -57,6 +58,10 @@ class AttentionCall {
   int64_t head_of(const Pair& pair, int64_t member) const {
     return pair.head_kv * problem_.group_size() + member;
   }
+
+  /// About how many multiply-adds the call takes where no mask hides anything, with what reading
+  /// keys and values takes counted as such.
+  double work() const;
 
   const ScorePrograms& programs() const { return programs_; }
   /// Scratch that the strip programs of a block need.
@@ -134,6 +139,12 @@ bool pack_keys(const AttentionCall& call, void (*pack)(const PackRequest&), int6
                const Pair& pair, int64_t begin, int64_t end, char* destination);
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+/// The smallest width of a key block that holds this many keys.
+inline int64_t whole_columns(int64_t seqlen_k) {
+  constexpr int64_t kColumns = 32;  // of dropout's random bits, and more than a vector
+  return std::max<int64_t>(1, ceil_div(seqlen_k, kColumns)) * kColumns;
+}
+
 
 void launch_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem,
                           const AttentionPlan& plan, const AttentionArgs& args,

@@ -90,12 +90,12 @@ class DecodeLaunch {
       : kernels_(*isa.serving),
         problem_(problem),
         args_(args),
-        context_(context),
         call_(problem, args),
+        context_(with_workers_for(call_.work(), context)),
         part_bytes_(part_bytes(isa, problem)),
         q_ld_(kernels_.decode_ld(problem.head_dim)),
         out_ld_(kernels_.decode_ld(problem.head_dim_v)),
-        num_workers_(num_workers_of(context)),
+        num_workers_(num_workers_of(context_)),
         worker_bytes_(plan.worker_bytes),
         has_own_rules_(problem.has_alibi || problem.has_block_list || problem.dropout.is_on ||
                        bool(args.bias)),
@@ -138,8 +138,8 @@ class DecodeLaunch {
   const ServingKernels& kernels_;
   const AttentionProblem& problem_;
   const AttentionArgs& args_;
-  const Context& context_;
   AttentionCall call_;
+  Context context_;
   int64_t part_bytes_, q_ld_, out_ld_, num_workers_, worker_bytes_;
   bool has_own_rules_;  ///< heads differ in their rules
   Workspace workspace_;

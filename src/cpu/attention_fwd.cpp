@@ -26,12 +26,12 @@ class ForwardLaunch {
                 const AttentionArgs& args, const Context& context)
       : problem_(problem),
         args_(args),
-        context_(context),
         plan_(plan),
         kernels_(operands_of(*isa.kernels, problem.dtype)),
         call_(problem, args),
+        context_(with_workers_for(call_.work(), context)),
         layout_(kernels_.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
-        num_workers_(num_workers_of(context)),
+        num_workers_(num_workers_of(context_)),
         scratch_bytes_(kernels_.fwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim,
                                                   problem.head_dim_v)),
         capacity_(plan.workspace_bytes + num_workers_ * plan.worker_bytes),
@@ -78,10 +78,10 @@ class ForwardLaunch {
 
   const AttentionProblem& problem_;
   const AttentionArgs& args_;
-  const Context& context_;
   const AttentionPlan& plan_;
   const OperandKernels& kernels_;
   AttentionCall call_;
+  Context context_;
   BlockLayout layout_;
   int64_t num_workers_;
   int64_t scratch_bytes_;  ///< of a worker
@@ -238,7 +238,7 @@ AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& pr
   AttentionPlan plan;
   plan.implementation = isa.forward_name;
   plan.block_m = kBlockM;
-  plan.block_n = block_n_for(problem);
+  plan.block_n = std::min(block_n_for(problem), whole_columns(problem.max_seqlen_k));
   plan.num_tasks = problem.batch_size * problem.num_heads * ceil_div(problem.max_seqlen_q, kBlockM);
   const BlockLayout layout =
       kernels.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v);

@@ -25,7 +25,10 @@ void launch_attention_merge(const IsaEntry& isa, const MergeProblem& problem, co
                             const MergeArgs& args, const Context& context) {
   const int64_t num_tasks = ceil_div(problem.num_rows(), plan.rows_a_task);
   const auto num_parts = static_cast<size_t>(problem.num_parts);
-  parallel_for(context, num_tasks, [&](int64_t task, int) {
+  const double elements = static_cast<double>(problem.num_rows()) *
+                          static_cast<double>(problem.num_parts * problem.head_dim_v);
+  constexpr double kElement = 32;  // reading and adding one, in multiply-adds
+  parallel_for(with_workers_for(kElement * elements, context), num_tasks, [&](int64_t task, int) {
     MergeWeights weights;
     std::vector<const void*> parts(num_parts);
     std::vector<float> factors(num_parts);

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "flashtile/attention.hpp"
+
 namespace flashtile {
 namespace {
 
@@ -127,6 +129,48 @@ TEST(ParallelFor, LowestExceptionIsRethrownAfterAllTasks) {
     EXPECT_EQ(text, "task 7");
     EXPECT_EQ(num_done, 100);
   }
+}
+
+TEST(WithWorkersFor, GivesWorkersByWorkAndNeverMoreThanThereAre) {
+  ThreadsExecutor pool(8);
+  Context context;
+  context.executor = &pool;
+  int previous = 1;
+  for (double work = 1; work < 1e12; work *= 2) {
+    const int workers = num_workers_of(with_workers_for(work, context));
+    EXPECT_GE(workers, previous) << work;
+    EXPECT_LE(workers, 8) << work;
+    previous = workers;
+  }
+  EXPECT_EQ(num_workers_of(with_workers_for(0, context)), 1);
+  EXPECT_EQ(previous, 8);
+  context.max_workers = 3;
+  EXPECT_EQ(num_workers_of(with_workers_for(1e12, context)), 3);
+}
+
+/// How often a forward and a backward of this length hand work to a pool of three.
+int runs_of_attention(int64_t seqlen) {
+  ThreadsExecutor pool(3);
+  Context context;
+  context.executor = &pool;
+  const auto size = static_cast<size_t>(2 * 4 * seqlen * 64);
+  const std::vector<float> in(size, 0.5f);
+  std::vector<float> memory[4] = {in, in, in, in};
+  std::vector<float> lse(static_cast<size_t>(2 * 4 * seqlen));
+  const auto view = [&](const std::vector<float>& values) {
+    return TensorView(values.data(), DType::kF32, {2, seqlen, 4, 64});
+  };
+  const TensorView x = view(in);
+  const TensorView rows(lse.data(), DType::kF32, {2, 4, seqlen});
+  attention_fwd(x, x, x, view(memory[0]), rows, {}, context);
+  attention_bwd(x, x, x, x, view(memory[0]), rows, view(memory[1]), view(memory[2]),
+                view(memory[3]), {}, context);
+  return pool.num_runs;
+}
+
+TEST(WithWorkersFor, TinyCallsStayOnTheThreadThatCalls) {
+  EXPECT_EQ(runs_of_attention(16), 0);
+  EXPECT_GT(runs_of_attention(256), 0);
 }
 
 TEST(ParallelFor, NestedCallsFinish) {

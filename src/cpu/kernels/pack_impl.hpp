@@ -62,7 +62,11 @@ bool pack_rows_transposed_of(const RowSource& src, int64_t rows, int64_t dim, fl
                              float* dst, int64_t ld) {
   FiniteCheck check{zero()};
   const Vf factor = broadcast(scale);
-  for (int64_t r = 0; r < ld; r += kLanes) {
+  const int64_t end = (rows + kLanes - 1) / kLanes * kLanes;
+  for (int64_t d = 0; d < dim && end < ld; ++d) {
+    for (int64_t r = end; r < ld; r += kLanes) store_partial(dst + d * ld + r, zero(), ld - r);
+  }
+  for (int64_t r = 0; r < rows; r += kLanes) {
     const T* row[kLanes];
     for (int i = 0; i < kLanes; ++i) {
       row[i] = r + i < rows ? static_cast<const T*>(src.rows[r + i]) : nullptr;

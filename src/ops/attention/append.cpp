@@ -195,11 +195,16 @@ AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs&
                          std::span(args.q.shape.data(), static_cast<size_t>(args.q.ndim)));
   }
   const int64_t num_heads_kv = problem.num_heads_kv;
-  parallel_for(context, problem.batch_size * num_heads_kv, [&](int64_t task, int) {
+  constexpr double kElement = 32;  // turning and storing one, in multiply-adds
+  const Context limited =
+      with_workers_for(kElement * static_cast<double>(args.k_new.numel() + args.v_new.numel() +
+                                                      (rotary.is_on() ? args.q.numel() : 0)),
+                       context);
+  parallel_for(limited, problem.batch_size * num_heads_kv, [&](int64_t task, int) {
     store_new_keys(problem, args, rotary, task / num_heads_kv, task % num_heads_kv);
   });
   if (rotary.is_on()) {
-    parallel_for(context, problem.batch_size * problem.num_heads, [&](int64_t task, int) {
+    parallel_for(limited, problem.batch_size * problem.num_heads, [&](int64_t task, int) {
       const int64_t b = task / problem.num_heads;
       Sequence sequence;
       sequence.batch_idx = b;

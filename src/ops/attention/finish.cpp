@@ -10,8 +10,19 @@
 namespace flashtile {
 
 void fill_zero(const TensorView& tensor) {
-  const int64_t bytes = dtype_bytes(tensor.dtype);
-  for_each_element(tensor, [&](int64_t, char* address) { std::fill_n(address, bytes, char{0}); });
+  if (!tensor || tensor.numel() == 0) return;
+  // Trailing dimensions that lie without gaps are one stretch of memory.
+  TensorView outer = tensor;
+  int64_t bytes = dtype_bytes(tensor.dtype);
+  int64_t stride = 1;
+  while (outer.ndim > 0) {
+    const auto last = static_cast<size_t>(outer.ndim - 1);
+    if (outer.shape[last] != 1 && outer.strides[last] != stride) break;
+    stride *= outer.shape[last];
+    bytes *= outer.shape[last];
+    --outer.ndim;
+  }
+  for_each_element(outer, [&](int64_t, char* address) { std::fill_n(address, bytes, char{0}); });
 }
 
 void fill_uncovered_rows(const AttentionProblem& problem, const AttentionArgs& args) {
