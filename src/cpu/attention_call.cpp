@@ -65,11 +65,14 @@ HeadRules::HeadRules(const AttentionCall& call, const Sequence& sequence, int64_
   const auto bind = [&](const std::optional<CallProgram>& program, int32_t* error) {
     return program ? program->bind(problem, sequence, head, error) : BoundProgram{};
   };
-  rules_.score = bind(problem.is_backward ? programs.gradient : programs.score, &score_error_);
+  // All other indices have been checked before the call began.
+  const bool has_doubt = programs.has_indices_by_score;
+  rules_.score = bind(problem.is_backward ? programs.gradient : programs.score,
+                      has_doubt ? &score_error_ : nullptr);
   rules_.guarded_score =
       bind(problem.is_backward ? programs.guarded_gradient : programs.guarded_score,
-           &guarded_score_error_);
-  rules_.mask = bind(programs.mask, &mask_error_);
+           has_doubt ? &guarded_score_error_ : nullptr);
+  rules_.mask = bind(programs.mask, nullptr);
   if (args.bias) {
     const Rows bias = bias_rows(args.bias, sequence, head);
     rules_.bias = bias.data;
@@ -109,7 +112,6 @@ HeadRules::~HeadRules() {
   };
   report(is_backward ? programs.gradient : programs.score, score_error_);
   report(is_backward ? programs.guarded_gradient : programs.guarded_score, guarded_score_error_);
-  report(programs.mask, mask_error_);
 }
 
 bool pack_keys(const AttentionCall& call, void (*pack)(const PackRequest&), int64_t block_n,

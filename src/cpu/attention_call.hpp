@@ -67,7 +67,7 @@ class AttentionCall {
   /// Scratch that the strip programs of a block need.
   int64_t program_bytes(const AttentionKernels& kernels) const;
 
-  /// Throws Error when an expression has read an aux tensor out of its range since the call began.
+  /// Throws Error when a score has read an aux tensor out of its range since the call began.
   void check_index_errors() const;
 
  private:
@@ -117,7 +117,6 @@ class HeadRules {
   ScoreRules rules_{};
   int32_t score_error_ = 0;
   int32_t guarded_score_error_ = 0;
-  int32_t mask_error_ = 0;
 };
 
 /// Row addresses [begin, end) of rows that lie as `rows` says.
@@ -139,12 +138,12 @@ bool pack_keys(const AttentionCall& call, void (*pack)(const PackRequest&), int6
                const Pair& pair, int64_t begin, int64_t end, char* destination);
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 /// The smallest width of a key block that holds this many keys.
 inline int64_t whole_columns(int64_t seqlen_k) {
   constexpr int64_t kColumns = 32;  // of dropout's random bits, and more than a vector
   return std::max<int64_t>(1, ceil_div(seqlen_k, kColumns)) * kColumns;
 }
-
 
 void launch_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem,
                           const AttentionPlan& plan, const AttentionArgs& args,

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/score_programs.hpp"
 
+#include <algorithm>
+
 #include "ops/attention/variant.hpp"
 #include "variant/expr/builder.hpp"
 #include "variant/expr/derivative.hpp"
+#include "variant/expr/paths.hpp"
 #include "variant/expr/substitute.hpp"
 
 namespace flashtile::cpu {
@@ -98,6 +101,10 @@ ScorePrograms::ScorePrograms(const AttentionProblem& problem, const AttentionArg
   if (!rest_of_mask.empty()) mask.emplace(std::span(&rest_of_mask, 1), args);
   const Expr& user_score = problem.user_score;
   if (user_score.empty()) return;
+  const Expr violation = index_violation(user_score, bound_aux(user_score, args), {});
+  has_indices_by_score =
+      std::any_of(violation.aux.begin(), violation.aux.end(),
+                  [](const auto& aux) { return aux.name == variant::kAnyScore; });
   const std::optional<Expr> guard = guard_mask(problem, args);
   const Expr guarded_expr = guard ? guarded(user_score, *guard) : user_score;
   if (!problem.is_backward) {

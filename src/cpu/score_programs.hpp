@@ -21,7 +21,8 @@ class CallProgram {
   CallProgram(std::span<const variant::Expr> roots, const AttentionArgs& args);
 
   const variant::StripProgram& view() const { return view_; }
-  /// The program for one head of a sequence; an index error is written to `*error`.
+  /// The program for one head of a sequence; an index error is written to `*error` (or
+  /// nowhere, where that is null).
   BoundProgram bind(const AttentionProblem& problem, const Sequence& sequence, int64_t head,
                     int32_t* error) const;
   const std::string& aux_name(int32_t aux_idx) const {
@@ -53,6 +54,8 @@ struct ScorePrograms {
   std::optional<CallProgram> score, guarded_score;
   std::optional<CallProgram> gradient, guarded_gradient;
   std::vector<GradientSite> sites, guarded_sites;  ///< of the two gradient programs
+  /// An index, or whether it is used, depends on the score: only the programs can check it.
+  bool has_indices_by_score = false;
 };
 
 }  // namespace flashtile::cpu

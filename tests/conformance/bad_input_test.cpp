@@ -574,27 +574,68 @@ INSTANTIATE_TEST_SUITE_P(DtypesAndMemory, BadInput, testing::ValuesIn(dtype_and_
 INSTANTIATE_TEST_SUITE_P(Lengths, BadInput, testing::ValuesIn(length_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Options, BadInput, testing::ValuesIn(option_cases()), case_name);
 
-/// An index that leaves its tensor is found while the call runs, by every implementation.
-TEST(IndexOutOfRange, IsAnErrorOfEveryImplementation) {
+/// A call that reads t of 9 elements, with outputs of a known content.
+struct IndexCase {
+  const char* name;
+  const char* mask;
+  const char* score;
+  const char* expected;  ///< a part of the error; empty: the call is right
+  bool is_causal = false;
+};
+
+constexpr const char* kSigns = "an expression reads t at 9 in dimension 0, which has size 9";
+
+const IndexCase kIndexCases[] = {
+    {"InMask", "t[k_idx] > 0.0", "", kSigns},
+    {"InScore", "", "score * t[k_idx]", kSigns},
+    {"BelowZero", "t[k_idx - 1] > 0.0", "", "t at -1 in dimension 0"},
+    // Bounds could decide these masks without the element that is not there.
+    {"InASeenBlock", "k_idx < 20 && t[q_idx + 6] < 100.0", "", "t at 9 in"},
+    {"InASeenBlockByOr", "t[q_idx + 6] > -100.0 || k_idx < 0", "", "t at 9 in"},
+    {"InAHiddenBlock", "k_idx < 400 && t[min(k_idx, 9)] > 5.0", "", "t at 9 in"},
+    {"OfAnElementThatIsRead", "t[int(t[k_idx % 9]) * 9] > 0.0", "", "t at 9 in"},
+    {"ByTheScore", "", "score + t[int(score * 0.0) + 9]", "t"},
+    // Right, because nothing asks for the element that is not there.
+    {"BehindAnd", "k_idx < 9 && t[k_idx] > 0.0", "", ""},
+    {"BehindOr", "k_idx >= 9 || t[k_idx] > 0.0", "", ""},
+    {"BehindAPosition", "k_idx <= q_idx + 6 && t[min(q_idx + 6 - k_idx, 8)] > 0.0", "", ""},
+    {"BehindTheCausalMask", "t[min(q_idx + query_offset - k_idx, 8)] > 0.0", "", "", true},
+    {"BehindAMask", "k_idx < 9", "score * t[k_idx]", ""},
+    {"BehindACondition", "", "k_idx < 9 ? score * t[k_idx] : score", ""},
+    {"BehindAnyScore", "", "score > 0.0 ? score + t[min(k_idx, 8)] : score", ""},
+    {"ByTheScoreWithinLimits", "", "score + t[min(max(int(score), 0), 8)]", ""},
+};
+
+/// Nothing is written before an index is known to be right, unless it depends on the score itself.
+TEST(IndexOutOfRange, IsAnErrorBeforeAnythingIsWritten) {
+  const std::vector<double> signs = {1, -1, 1, 1, -1, 1, -1, -1, 1};
+  const Tensor table = Tensor::of(DType::kF32, {9}, signs);
+  const Tensor q = Tensor::random(DType::kF32, {1, 4, 1, 8}, 1);
+  const Tensor k = Tensor::random(DType::kF32, {1, 10, 1, 8}, 2);
   for (const std::string& implementation : all_implementations()) {
-    for (const bool is_mask : {false, true}) {
-      // Both signs, so that no block of the mask is decided without reading it.
-      const std::vector<double> signs = {1, -1, 1, 1, -1, 1, -1, -1, 1};
-      const Tensor table = Tensor::of(DType::kF32, {9}, signs);
-      const Tensor q = Tensor::random(DType::kF32, {1, 3, 1, 8}, 1);
-      const Tensor k = Tensor::random(DType::kF32, {1, 10, 1, 8}, 2);
-      Inputs inputs{q, k, k, {}, {}};
-      (is_mask ? inputs.options.mask : inputs.options.score) =
-          is_mask ? "t[k_idx] > 0.0" : "score * t[k_idx]";
-      inputs.options.aux = {{"t", table, {}}};
+    for (const IndexCase& test : kIndexCases) {
+      const std::string where = std::string(test.name) + "@" + implementation;
+      const Tensor out = Tensor::filled(DType::kF32, {1, 4, 1, 8}, 77);
+      AttentionOptions options;
+      options.mask = test.mask;
+      options.score = test.score;
+      options.causal = test.is_causal;
+      options.aux = {{"t", table, {}}};
+      Context context;
+      context.implementation = implementation;
+      const std::string expected = test.expected;
       try {
-        run(inputs, implementation);
-        ADD_FAILURE() << implementation;
+        attention_fwd(q, k, k, out, {}, options, context);
+        EXPECT_EQ(expected, "") << where;
+        EXPECT_NE(out.get({0, 3, 0, 7}), 77) << where;
       } catch (const Error& error) {
         const std::string text = error.what();
+        EXPECT_NE(expected, "") << where << ": " << text;
         EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument) << text;
         EXPECT_TRUE(text.starts_with("attention_fwd: ")) << text;
-        EXPECT_NE(text.find("t"), std::string::npos) << text;
+        EXPECT_NE(text.find(expected), std::string::npos) << where << ": " << text;
+        if (std::string(test.name) == "ByTheScore") continue;
+        for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(out.get({0, i, 0, 0}), 77) << where;
       }
     }
   }

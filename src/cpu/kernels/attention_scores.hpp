@@ -111,7 +111,7 @@ inline Strips open_strips(const BoundProgram& bound, Scratch& scratch) {
 }
 
 FLASHTILE_INLINE void report_error(const Strips& strips) {
-  if (strips.machine.error != 0) *strips.error = strips.machine.error;
+  if (strips.error != nullptr && strips.machine.error != 0) *strips.error = strips.machine.error;
 }
 
 /// The programs of one block.

@@ -19,7 +19,8 @@ using variant::BlockRun;
 struct BoundProgram {
   const variant::StripProgram* program;
   variant::StripInputs inputs;
-  int32_t* error;  ///< set to 1 + the number of an aux tensor that was read out of its range
+  int32_t*
+      error;  ///< set to 1 + the number of an aux tensor that was read out of its range; or null
 };
 
 /// Everything that happens to a score between q.k and the softmax, for one (sequence, head).

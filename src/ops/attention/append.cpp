@@ -180,6 +180,15 @@ void check_new_slots(std::string_view op, const AttentionProblem& problem,
   }
 }
 
+std::vector<int32_t> appended_lengths(const AttentionProblem& problem, const AttentionArgs& args) {
+  std::vector<int32_t> lengths;
+  for (int64_t b = 0; b < problem.batch_size; ++b) {
+    const NewKeys keys = new_keys(args, b);
+    lengths.push_back(static_cast<int32_t>(keys.slot + keys.count));
+  }
+  return lengths;
+}
+
 AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs& args,
                            const Context& context)
     : args_(args) {
@@ -218,10 +227,7 @@ AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs&
       }
     });
   }
-  for (int64_t b = 0; b < problem.batch_size; ++b) {
-    const NewKeys keys = new_keys(args, b);
-    lengths_.push_back(static_cast<int32_t>(keys.slot + keys.count));
-  }
+  lengths_ = appended_lengths(problem, args);
   args_.seqused_k = TensorView(lengths_.data(), DType::kI32, {problem.batch_size});
   for (TensorView* used : {&args_.k_new, &args_.v_new, &args_.cu_seqlens_new, &args_.rotary_cos,
                            &args_.rotary_sin, &args_.rotary_seqlens}) {

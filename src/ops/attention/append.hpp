@@ -26,6 +26,9 @@ int64_t check_new_keys(std::string_view op, const AttentionProblem& problem,
 void check_new_slots(std::string_view op, const AttentionProblem& problem,
                      const AttentionArgs& args);
 
+/// Stored keys of each sequence when the new ones are there. Host lengths, checked.
+std::vector<int32_t> appended_lengths(const AttentionProblem& problem, const AttentionArgs& args);
+
 /// A call on host memory whose new keys have been stored: its arguments are those of the attention
 /// that is left, over longer sequences and turned queries. Positions and pages have been checked.
 class AppendedCall {

@@ -5,6 +5,7 @@
 
 #include "core/fail.hpp"
 #include "ops/attention/append.hpp"
+#include "ops/attention/index_check.hpp"
 #include "ops/attention/sequences.hpp"
 
 namespace flashtile {
@@ -106,6 +107,7 @@ void check_attention_host_data(std::string_view op, const AttentionProblem& prob
   check_lengths(op, problem, args);
   if (problem.has_new_keys) check_new_slots(op, problem, args);
   if (problem.has_block_list) check_block_list(op, problem, args);
+  check_indices(op, problem, args);
 }
 
 }  // namespace flashtile

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "variant/expr/builder.hpp"
+#include "variant/expr/paths.hpp"
 
 namespace flashtile::variant {
 namespace {
@@ -32,31 +33,7 @@ class Differentiator {
     return slopes.back();
   }
 
-  /// For each node the condition under which it is evaluated, lazily.
-  std::vector<Id> path_conditions() {
-    std::vector<Id> active(expr_.nodes.size(), builder_.bool_const(false));
-    active.back() = builder_.bool_const(true);
-    const auto reach = [&](int32_t node, Id condition) {
-      Id& current = active[static_cast<size_t>(node)];
-      current = builder_.logical_or(current, condition);
-    };
-    for (int32_t idx = expr_.root(); idx >= 0; --idx) {
-      const Id here = active[static_cast<size_t>(idx)];
-      const auto args = expr_.args(idx);
-      const Op op = expr_.node(idx).op;
-      const bool is_lazy = op == Op::kSelect || op == Op::kAnd || op == Op::kOr;
-      if (!is_lazy) {
-        for (const int32_t arg : args) reach(arg, here);
-        continue;
-      }
-      const Id condition = id(args[0]);
-      const Id otherwise = builder_.logical_not(condition);
-      reach(args[0], here);
-      reach(args[1], builder_.logical_and(here, op == Op::kOr ? otherwise : condition));
-      if (op == Op::kSelect) reach(args[2], builder_.logical_and(here, otherwise));
-    }
-    return active;
-  }
+  std::vector<Id> path_conditions() { return variant::path_conditions(builder_, expr_, ids_); }
 
  private:
   bool is_zero(Id id) const { return id == zero_; }

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+
+#include "ops/attention/args.hpp"
+#include "ops/attention/problem.hpp"
+
+namespace flashtile {
+
+/// Throws Error where a user's expression reads an element that its aux tensor does not have, for a
+/// pair of a query and a key that it is asked for: a mask where causal, windows and chunks keep the
+/// pair, a score where all masks do. Tensors in host memory, everything else checked.
+///
+/// Bounds prove most indices for whole sequences at once. What they leave open is cut into smaller
+/// and smaller blocks, and evaluated pair by pair in the end. An index or a branch that depends on
+/// the score itself is left to whoever works the score out, unless it is right for any score.
+void check_indices(std::string_view op, const AttentionProblem& problem, const AttentionArgs& args);
+
+}  // namespace flashtile
