@@ -85,6 +85,7 @@ void run_forward_of(const OpCall& backward, std::string_view suffix, const Conte
     if (run_forced(call, name, context).text.empty()) return;
   }
   forced.implementation = reference_of(*spec);
+  forced.device = {};  // the reference works on the host
   call.run(forced);
 }
 

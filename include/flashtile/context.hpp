@@ -27,6 +27,8 @@ class FLASHTILE_API Executor {
 /// Everything about a call that is not the problem: where and how it runs. A plain value; results
 /// never depend on it, except through `implementation` where implementations round differently.
 struct Context {
+  /// Where the tensors are. Those of a call say it themselves: a device that is not theirs is an
+  /// error, and the default leaves it to them. What explains a problem without tensors needs it.
   Device device;
   void* stream = nullptr;  ///< a CUstream for CUDA tensors
   /// Memory for temporaries, at least what the plan asks for; null: the library allocates.

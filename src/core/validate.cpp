@@ -9,6 +9,14 @@
 namespace flashtile {
 namespace {
 
+std::string device_text(const Device& device) {
+  const auto type = static_cast<int32_t>(device.type);
+  std::string text = device.type == DeviceType::kCpu    ? "cpu"
+                     : device.type == DeviceType::kCuda ? "cuda"
+                                                        : "type " + std::to_string(type);
+  return text + ":" + std::to_string(device.index);
+}
+
 /// One call under test; every error begins with the op's name.
 class Checker {
  public:
@@ -105,14 +113,6 @@ class Checker {
     }
   }
 
-  static std::string device_text(const Device& device) {
-    const auto type = static_cast<int32_t>(device.type);
-    std::string text = device.type == DeviceType::kCpu    ? "cpu"
-                       : device.type == DeviceType::kCuda ? "cuda"
-                                                          : "type " + std::to_string(type);
-    return text + ":" + std::to_string(device.index);
-  }
-
   void check_dtype(const GivenTensor& tensor) const {
     std::string expected;
     std::string_view rest = tensor.row->dtypes;
@@ -203,6 +203,13 @@ class Checker {
 
 Sizes validate_call(const OpSpec& spec, const void* args) {
   return Checker(spec, args).run(/*has_memory=*/true);
+}
+
+void check_context_device(std::string_view op, const Device& of_tensors, const Context& context) {
+  if (context.device == Device{} || context.device == of_tensors) return;
+  throw Error(ErrorCode::kInvalidArgument, std::string(op) + ": tensors are on " +
+                                               device_text(of_tensors) + ", the context says " +
+                                               device_text(context.device));
 }
 
 Sizes validate_shapes(const OpSpec& spec, const void* args) {

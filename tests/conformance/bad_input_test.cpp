@@ -653,6 +653,27 @@ TEST(UnknownImplementation, IsAnErrorThatNamesIt) {
   }
 }
 
+TEST(ContextDevice, OtherThanThatOfTheTensorsIsAnError) {
+  for (const bool is_backward : {false, true}) {
+    ValidCall call(is_backward);
+    Context context;
+    context.device = {DeviceType::kCuda, 1};
+    const auto text_of = [&](auto what) -> std::string {
+      try {
+        what();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+        return error.what();
+      }
+      return "no error";
+    };
+    const std::string expected = std::string(attention_op_name(is_backward)) +
+                                 ": tensors are on cpu:0, the context says cuda:1";
+    EXPECT_EQ(text_of([&] { run_attention(call.args, is_backward, context); }), expected);
+    EXPECT_EQ(text_of([&] { explain_attention(call.args, is_backward, context); }), expected);
+  }
+}
+
 TEST(RefusedProblem, ListsEveryImplementationAndWhy) {
   const Tensor q = Tensor::random(DType::kF64, {1, 3, 1, 8}, 1);
   for (const std::string& implementation : all_kernels()) {
