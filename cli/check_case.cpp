@@ -85,7 +85,7 @@ void CheckRun::run(const CheckCase& check_case) {
 }
 
 void CheckRun::print_table() const {
-  Table table({"implementation", "passed", "failed", "unsupported", "worst/allowed"});
+  Table table({"implementation", "passed", "failed", "unsupported", "largest error / allowed"});
   for (const std::string& name : order_) {
     const auto found = tallies_.find(name);
     if (found == tallies_.end()) continue;

@@ -46,14 +46,18 @@ int check_golden(const CheckOptions& options, const Context& context) {
   }
   progress.clear();
   run.print_table();
-  std::cout << run.num_cases() << " cases, " << run.num_unserved()
-            << " of them served by no implementation but the reference";
-  const bool is_over = run.num_unserved() > options.max_unsupported;
-  if (run.num_unserved() > 0) {
-    std::cout << " (" << options.max_unsupported << " allowed" << (is_over ? ": FAILED)" : ")");
+  const int num_unserved = run.num_unserved();
+  const bool is_over = num_unserved > options.max_unsupported;
+  std::cout << run.num_cases() << (run.num_cases() == 1 ? " case" : " cases");
+  if (num_unserved == 0) {
+    std::cout << ", each of them run by a kernel, not by the reference alone";
+  } else {
+    std::cout << ", " << num_unserved << " of them run by no kernel, at most "
+              << options.max_unsupported << " expected";
   }
-  std::cout << '\n';
-  return run.has_failed() || is_over ? 1 : 0;
+  const bool has_passed = !run.has_failed() && !is_over;
+  std::cout << ": " << (has_passed ? "PASSED" : "FAILED") << '\n';
+  return has_passed ? 0 : 1;
 }
 
 int check_problems(const CheckOptions& options, const Context& context) {
@@ -76,8 +80,10 @@ int check_problems(const CheckOptions& options, const Context& context) {
     all.run(check_case);
   }
   all.print_table();
-  std::cout << problems.size() << " problems, seed " << options.seed << '\n';
-  return all.has_failed() || has_disagreement ? 1 : 0;
+  const bool has_passed = !all.has_failed() && !has_disagreement;
+  std::cout << problems.size() << (problems.size() == 1 ? " problem" : " problems") << ", seed "
+            << options.seed << ": " << (has_passed ? "PASSED" : "FAILED") << '\n';
+  return has_passed ? 0 : 1;
 }
 
 }  // namespace
@@ -93,7 +99,7 @@ void add_check_command(CLI::App& app, int* exit_code) {
   command->add_option("--golden", options->golden, "Run every file of this folder instead");
   command
       ->add_option("--max-unsupported", options->max_unsupported,
-                   "Golden cases that may be served by no implementation but the reference")
+                   "Golden cases that may be run by no kernel, only by the reference or not at all")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--impl", options->implementation, "Only this implementation");
   command->add_option("--device", options->device, "cpu, cuda or cuda:NUMBER");

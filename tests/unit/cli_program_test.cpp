@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/problem_text.hpp"
@@ -79,6 +80,25 @@ TEST_F(Program, EnvironmentThatIsNotUnderstoodIsAnErrorOfTheCall) {
     const Outcome outcome = run(attend, variables);
     EXPECT_EQ(outcome.exit_code, 0) << variables << ": " << outcome.text;
   }
+}
+
+TEST_F(Program, CheckOfGoldenFilesEndsWithItsVerdict) {
+  const std::string golden = std::string(FLASHTILE_SOURCE_DIR) + "/tests/golden/attention/";
+  for (const char* name : {"seqlen_1_1.safetensors", "seqlen_k_0.safetensors"}) {
+    std::filesystem::copy_file(golden + name, path(name));
+  }
+  const auto ends_with = [](const Outcome& outcome, const std::string& line) {
+    EXPECT_TRUE(outcome.text.ends_with("\n" + line + "\n")) << outcome.text;
+  };
+  const std::string check = "check --golden " + path("");
+  ends_with(run(check),
+            "2 cases, each of them run by a kernel, not by the reference alone: PASSED");
+  const Outcome alone = run(check + " --impl reference");
+  EXPECT_EQ(alone.exit_code, 1);
+  ends_with(alone, "2 cases, 2 of them run by no kernel, at most 0 expected: FAILED");
+  const Outcome allowed = run(check + " --impl reference --max-unsupported 2");
+  EXPECT_EQ(allowed.exit_code, 0);
+  ends_with(allowed, "2 cases, 2 of them run by no kernel, at most 2 expected: PASSED");
 }
 
 TEST_F(Program, BadUseAndBadFilesGiveOneLineAndTwo) {
