@@ -53,10 +53,7 @@ struct BackwardScores {
       const FloatPair delta_pair =
           load_shared_pair(lse + static_cast<uint32>(Config::kBlockM * 4 + n * 32));
       Vector4 range = {};
-      if constexpr (kMasked) {
-        range = load_shared_vector(
-            vectors + static_cast<uint32>(Config::kBlockM * 8 + (lane_query() + n * 8) * 8));
-      }
+      if constexpr (kMasked) range = ranges(n);
       uint32 kept = 0;
       if constexpr (Config::kHasDropout) kept = kept_weights(n);
       FLASHTILE_UNROLL
@@ -96,6 +93,28 @@ struct BackwardScores {
         }
       }
     }
+  }
+
+  /// Sets what masks hide to 0, whatever it was.
+  FLASHTILE_DEVICE void hide(Scores& s, Scores& dp) const {
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kSlice / 8; ++n) {
+      const Vector4 range = ranges(n);
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesN; ++m) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          if (!sees(range, n, lane_key() + m * 16 + r / 2 * 8, r % 2))
+            s[m][n][r] = dp[m][n][r] = 0.0f;
+        }
+      }
+    }
+  }
+
+  /// The keys that the lane's two queries of column tile n see: two begins and ends.
+  FLASHTILE_DEVICE Vector4 ranges(int n) const {
+    return load_shared_vector(
+        vectors + static_cast<uint32>(Config::kBlockM * 8 + (lane_query() + n * 8) * 8));
   }
 
   /// Rows that are not there stand for the last one that is.

@@ -78,7 +78,6 @@ struct BackwardTile {
   struct Step {
     int head;
     int m_block;
-    Cover cover;
   };
 
   FLASHTILE_DEVICE static State& state() {
@@ -168,7 +167,7 @@ struct BackwardTile {
                      : count < 4 ? count * 4
                                  : 16);
     }
-    if (step.cover != Cover::kFull && thread < kBlockM) {
+    if (thread < kBlockM && cover(step) != Cover::kFull) {
       const bool is_there = thread < num_rows;
       const variant::KeyRange range = s.position.keys(first + thread);
       const int64 begin = is_there ? range.begin - s.first_key : 0;
@@ -198,7 +197,10 @@ struct BackwardTile {
     const BackwardScores<Config, kTilesN, kSlice> scores = {
         rules,       vectors(stage),    step.head,     step.m_block * kBlockM,
         first_query, state().first_key, first_warp_key};
-    scores.template make_weights<kMasked>(s, dp, sums);
+    // Without options, hiding afterwards takes fewer registers.
+    constexpr bool kHidesLater = kMasked && !Config::kHasScoreOptions;
+    scores.template make_weights<(kMasked && !kHidesLater)>(s, dp, sums);
+    if constexpr (kHidesLater) scores.hide(s, dp);
     SliceWeights weights, dscores;
     weights.set(s);
     dscores.set(dp);
@@ -236,7 +238,7 @@ struct BackwardTile {
 
   /// From products to weights and their gradients.
   FLASHTILE_DEVICE void process_scores(const Step& step, int stage) {
-    if (step.cover == Cover::kFull) {
+    if (cover(step) == Cover::kFull) {
       FLASHTILE_UNROLL
       for (int slice = 0; slice < kNumSlices; ++slice) process_slice<false>(step, stage, slice);
     } else {
@@ -260,19 +262,19 @@ struct BackwardTile {
 
   FLASHTILE_DEVICE static bool holds(const Step& step) { return step.head < state().head_end; }
 
-  /// `step`, or the first one behind it of which something is seen.
-  FLASHTILE_DEVICE Step find_step(Step step) const {
-    const State& s = state();
-    while (true) {
-      if (step.m_block >= s.blocks.end) {
-        step.m_block = s.blocks.begin;
+  FLASHTILE_DEVICE Cover cover(const Step& step) const {
+    return state().cover(params, step.head, step.m_block);
+  }
+
+  /// The first step behind `step` of which something is seen.
+  FLASHTILE_DEVICE Step next(Step step) const {
+    do {
+      if (++step.m_block >= state().blocks.end) {
+        step.m_block = state().blocks.begin;
         ++step.head;
       }
-      if (!holds(step)) return step;
-      step.cover = s.cover(params, step.head, step.m_block);
-      if (step.cover != Cover::kNone) return step;
-      ++step.m_block;
-    }
+    } while (Config::kHasBlockMap && holds(step) && cover(step) == Cover::kNone);
+    return step;
   }
 
   /// A warp's part of the gradient of a head's slope.
@@ -287,10 +289,17 @@ struct BackwardTile {
     if (lane_idx() == 0) backward.slope_parts[part + warp_idx()] = sum;
   }
 
+  /// Starts the copies of the step behind `step`, if there is one; a group in any case.
+  FLASHTILE_DEVICE void load_next(const Step& step, int stage) const {
+    const Step next_step = next(step);
+    if (holds(next_step)) load_queries(next_step, stage);
+    copy_async_commit();
+  }
+
   /// All steps of the heads that the state names.
   FLASHTILE_DEVICE void visit_blocks() {
     if (state().blocks.end <= state().blocks.begin) return;
-    Step step = find_step({state().head_begin, state().blocks.begin, Cover::kNone});
+    Step step = next({state().head_begin, state().blocks.begin - 1});
     if (holds(step)) load_queries(step, 0);
     copy_async_commit();
     int stage = 0;
@@ -299,27 +308,23 @@ struct BackwardTile {
       // The step's queries are there for all, and nobody reads what the last step left.
       copy_async_wait<0>();
       sync_cta();
-      const Step next_step = find_step({step.head, step.m_block + 1, Cover::kNone});
-      if constexpr (Config::kNumStages == 2) {
-        if (holds(next_step)) load_queries(next_step, stage ^ 1);
-        copy_async_commit();
-      }
+      if constexpr (Config::kNumStages == 2) load_next(step, stage ^ 1);
       process_scores(step, stage);
       sync_cta();
       add_shared_weights(stage);
       if constexpr (Config::kNumStages == 1) {
         // dq needs neither queries nor their gradients.
         if constexpr (!kKeepsWeights) sync_cta();
-        if (holds(next_step)) load_queries(next_step, stage);
-        copy_async_commit();
+        load_next(step, stage);
       }
       FLASHTILE_UNROLL
       for (int pass = 0; pass < Config::kDqPasses; ++pass) add_dq(step, pass);
       if constexpr (Config::kNumStages == 2) stage ^= 1;
       if constexpr (Config::kWantsSlopes) {
-        if (next_step.head != step.head) write_slope(step.head);
+        if (next(step).head != step.head) write_slope(step.head);
       }
-      step = next_step;
+      // Found again, rather than kept in registers.
+      step = next(step);
     }
   }
 
