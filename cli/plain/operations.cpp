@@ -20,6 +20,7 @@ double count_pairs(const AttentionProblem& problem, const AttentionArgs& args) {
         is_looked_up ? std::clamp<int64_t>(static_cast<int64_t>(all / kMaxLooks), 1, 1 << 20) : 1;
     // Without look-ups, all heads see alike.
     const int64_t num_heads = is_looked_up ? problem.num_heads : 1;
+    const int64_t num_alike = is_looked_up ? 1 : problem.num_heads;
     for (int64_t h = 0; h < num_heads; ++h) {
       PlainLogits logits(problem, args, sequence, h, /*is_jittered=*/false);
       double seen = 0;
@@ -29,8 +30,8 @@ double count_pairs(const AttentionProblem& problem, const AttentionArgs& args) {
         seen += static_cast<double>(logits.num_seen(i));
       }
       if (num_rows == 0) continue;
-      pairs += seen / num_rows * static_cast<double>(sequence.seqlen_q) *
-               static_cast<double>(problem.num_heads / num_heads);
+      pairs +=
+          seen / num_rows * static_cast<double>(sequence.seqlen_q) * static_cast<double>(num_alike);
     }
   }
   return pairs;

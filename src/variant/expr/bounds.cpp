@@ -293,7 +293,7 @@ struct Bounds::Runner {
 };
 
 Bounds::Bounds(const Expr& mask, std::span<const TensorView> aux, std::span<const double> params) {
-  Evaluator(mask, aux, params);  // checks that they fit
+  [[maybe_unused]] const Evaluator fits(mask, aux, params);  // checks that they do
   plan_ = plan_bounds(mask, aux, params);
   slots_.resize(static_cast<size_t>(plan_->num_slots));
   for (const BoundsPlan::Constant& constant : plan_->constants) {
