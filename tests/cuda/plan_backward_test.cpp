@@ -69,6 +69,21 @@ TEST(BackwardPlan, OneCtaForEachKeyBlockOfAKvHead) {
   EXPECT_EQ(main_of("attention_bwd:b2:hq16:sq512:sk1:d128:bf16", "sm_80").grid[0], 2 * 16);
 }
 
+TEST(BackwardPlan, TileShapesLeaveRoomForTheCtasThatTheyAreMeantFor) {
+  const auto shape = [](const char* text, const char* arch) {
+    return std::pair(main_of(text, arch).num_threads, main_of(text, arch).grid[0]);
+  };
+  // 128 x 128 (or 64 x 128 where two of those do not fit) by four warps, by eight, 128 x 64.
+  EXPECT_EQ(shape("attention_bwd:b1:hq1:sq4096:d64:bf16", "sm_90a"), std::pair(128l, 32l));
+  EXPECT_EQ(shape("attention_bwd:b1:hq1:sq4096:d128:bf16", "sm_90a"), std::pair(256l, 32l));
+  EXPECT_EQ(shape("attention_bwd:b1:hq1:sq4096:d256:bf16", "sm_90a"), std::pair(256l, 64l));
+  EXPECT_EQ(shape("attention_bwd:b1:hq1:sq512:d128:causal:bf16", "sm_90a"), std::pair(128l, 8l));
+  EXPECT_EQ(shape("attention_bwd:b1:hq1:sq4096:d128:bf16", "sm_86"), std::pair(128l, 64l));
+  // Two CTAs of 128 x 128 for head_dim 64 need 200 KiB.
+  EXPECT_GT(main_of("attention_bwd:b1:hq1:sq4096:d64:bf16", "sm_90a").shared_bytes,
+            main_of("attention_bwd:b1:hq1:sq4096:d64:bf16", "sm_80").shared_bytes);
+}
+
 TEST(BackwardPlan, WorkspaceIsOneFloatForEachElementOfDqAndVectors) {
   Context context;
   context.arch = "sm_90a";
@@ -90,10 +105,12 @@ TEST(BackwardPlan, NumbersChangeNoText) {
     }
     return text;
   };
-  const std::string base = text_of("b2:hq4:sq100:sk200:causal:softcap=5:dropout_p=0.1");
+  const std::string base = text_of("b2:hq4:sq700:sk200:causal:softcap=5:dropout_p=0.1");
   EXPECT_EQ(base, text_of("b7:hq8:sq1000:sk3000:causal:softcap=50:dropout_p=0.3"));
-  EXPECT_EQ(base, text_of("b2:hq4:sq100:sk200:causal:softcap=5:dropout_p=0.1:softmax_scale=2"));
-  EXPECT_NE(base, text_of("b2:hq4:sq100:sk200:causal:softcap=5"));
+  EXPECT_EQ(base, text_of("b2:hq4:sq700:sk200:causal:softcap=5:dropout_p=0.1:softmax_scale=2"));
+  EXPECT_NE(base, text_of("b2:hq4:sq700:sk200:causal:softcap=5"));
+  // Few queries have another tile shape.
+  EXPECT_NE(base, text_of("b2:hq4:sq500:sk200:causal:softcap=5:dropout_p=0.1"));
 }
 
 TEST(BackwardPlan, RangesOfQueriesAreThoseOfKeysTurnedAround) {

@@ -2,7 +2,6 @@
 #include "cuda/plan/backward_tiling.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <numeric>
 
 #include "cuda/plan/attention_config.hpp"
@@ -12,17 +11,31 @@ namespace {
 
 struct BackwardChoice {
   int64_t columns;  ///< at most, of keys and of values
+  bool is_short;    ///< for few queries only, or few with a causal mask
   BackwardBlocks blocks;
 };
 
 /// Up to 64 columns a warp keeps the gradients of 32 keys whole, and weights in registers; above,
 /// as many warps share them as hold 64 columns each.
 constexpr BackwardChoice kChoices[] = {
-    {32, {64, 128, 4, 1, 4, 1, 32, 2, 2}},  {64, {64, 128, 4, 1, 2, 1, 32, 2, 2}},
-    {128, {64, 128, 4, 2, 2, 1, 32, 2, 1}}, {128, {64, 64, 2, 2, 2, 1, 32, 1, 2}},
-    {256, {64, 64, 2, 4, 2, 1, 16, 2, 1}},  {256, {64, 64, 2, 4, 2, 1, 16, 1, 1}},
-    {256, {32, 32, 2, 2, 2, 1, 16, 1, 1}},
+    {32, true, {64, 128, 4, 1, 4, 1, 32, 1, 2}},   {32, false, {128, 128, 4, 1, 4, 1, 32, 1, 2}},
+    {32, false, {64, 128, 4, 1, 4, 1, 32, 1, 2}},  {64, true, {64, 128, 4, 1, 2, 1, 32, 1, 2}},
+    {64, false, {128, 128, 4, 1, 2, 1, 32, 1, 2}}, {64, false, {64, 128, 4, 1, 2, 1, 32, 1, 2}},
+    {128, true, {64, 64, 2, 2, 2, 1, 32, 1, 2}},   {128, false, {128, 128, 4, 2, 4, 1, 32, 1, 1}},
+    {128, false, {64, 64, 2, 2, 2, 1, 32, 1, 2}},  {128, false, {64, 128, 4, 2, 2, 1, 32, 2, 1}},
+    {256, false, {128, 64, 2, 4, 4, 2, 32, 1, 1}}, {256, false, {64, 64, 2, 4, 2, 1, 16, 2, 1}},
+    {256, false, {64, 64, 2, 4, 2, 1, 16, 1, 1}},
 };
+
+/// For the smallest shared memory, where nothing else fits.
+constexpr BackwardBlocks kSmallest = {32, 32, 2, 2, 2, 1, 16, 1, 1};
+
+bool fits(const BackwardTiling& tiling, int num_ctas, const GpuModel& gpu) {
+  constexpr int64_t kReservedBytes = 1024;  // of each CTA, for the driver
+  const int64_t bytes = tiling.shape.shared_bytes();
+  return bytes <= gpu.shared_bytes_per_cta &&
+         num_ctas * (bytes + kReservedBytes) <= gpu.shared_bytes_per_sm;
+}
 
 }  // namespace
 
@@ -48,13 +61,20 @@ BackwardTiling backward_tiling(const AttentionProblem& problem, const BackwardBl
 
 BackwardTiling choose_backward_tiling(const AttentionProblem& problem) {
   const int64_t widest = std::max(problem.head_dim, problem.head_dim_v);
-  // The first of those for as many columns that fits.
-  for (const auto& [columns, blocks] : kChoices) {
+  const int64_t few = problem.window_right.has_value() ? 512 : 64;
+  const bool is_short = problem.max_seqlen_q <= few;
+  // The first that fits of those for as many columns, if possible beside as many CTAs as it is for.
+  for (const int64_t columns : {32, 64, 128, 256}) {
     if (widest > columns) continue;
-    const BackwardTiling tiling = backward_tiling(problem, blocks);
-    if (tiling.shape.shared_bytes() <= problem.gpu->shared_bytes_per_cta) return tiling;
+    for (const bool shares_sm : {true, false}) {
+      for (const BackwardChoice& choice : kChoices) {
+        if (choice.columns != columns || (choice.is_short && !is_short)) continue;
+        const BackwardTiling tiling = backward_tiling(problem, choice.blocks);
+        if (fits(tiling, shares_sm ? tiling.min_ctas : 1, *problem.gpu)) return tiling;
+      }
+    }
   }
-  return backward_tiling(problem, std::rbegin(kChoices)->blocks);
+  return backward_tiling(problem, kSmallest);
 }
 
 }  // namespace flashtile::cuda
