@@ -36,7 +36,7 @@ struct Context {
   size_t workspace_bytes = 0;
   /// Threads to use at most, or multiprocessors on a GPU; 0: all that there are.
   int max_workers = 0;
-  /// Not owned; null: the default.
+  /// Not owned; null: the default. Work that is not worth a second thread asks neither.
   Executor* executor = nullptr;
   /// Force one implementation, such as "attention_fwd_avx2"; empty: the registry chooses. The
   /// environment variable FLASHTILE_IMPL does the same for calls that leave this empty.

@@ -374,8 +374,9 @@ struct Pool {
 };
 
 TEST(Capi, CallerPoolsRunTheTasks) {
-  std::vector<float> q(64, 0.5f), k(64, 0.25f), v(64, 2.0f), out(64, 0.0f);
-  const int64_t shape[] = {2, 4, 2, 4};
+  const int64_t shape[] = {2, 256, 2, 64};  // a tiny call would stay on this thread
+  constexpr size_t kSize = 2 * 256 * 2 * 64;
+  std::vector<float> q(kSize, 0.5f), k(kSize, 0.25f), v(kSize, 2.0f), out(kSize, 0.0f);
   const flashtile_tensor tensor_q = flashtile_cpu_tensor(q.data(), FLASHTILE_F32, 4, shape);
   const flashtile_tensor tensor_k = flashtile_cpu_tensor(k.data(), FLASHTILE_F32, 4, shape);
   const flashtile_tensor tensor_v = flashtile_cpu_tensor(v.data(), FLASHTILE_F32, 4, shape);
