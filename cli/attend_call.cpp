@@ -15,7 +15,13 @@ namespace {
 
 bool is_input(const OpSpec& spec, std::string_view name) {
   const TensorSpec* row = spec.find_tensor(name);
-  return row != nullptr && row->is_input() && !is_forward_result(spec, name);
+  return row != nullptr && row->is_input();
+}
+
+/// What the call of an op takes from files: of a backward op that follows its forward op, not what
+/// the forward op gives it.
+bool is_from_files(const OpSpec& spec, std::string_view name, bool follows_forward) {
+  return is_input(spec, name) && !(follows_forward && is_forward_result(spec, name));
 }
 
 [[noreturn]] void fail(const OpSpec& spec, const std::string& text) {
@@ -24,13 +30,8 @@ bool is_input(const OpSpec& spec, std::string_view name) {
 
 /// FILE, or FILE:NAME for one tensor of a .safetensors file.
 TensorView read_one(const std::string& source, const std::string& name, TensorPool& pool) {
-  std::string path = source;
-  std::string wanted;
-  const size_t colon = source.rfind(':');
-  if (colon != std::string::npos && source.substr(0, colon).ends_with(".safetensors")) {
-    path = source.substr(0, colon);
-    wanted = source.substr(colon + 1);
-  }
+  const std::string path = path_of(source);
+  std::string wanted = source.substr(std::min(path.size() + 1, source.size()));
   const TensorFile file = read_tensor_file(path);
   for (const auto& owner : file.storage) pool.keep(owner);
   if (wanted.empty() && file.tensors.size() == 1) return file.tensors.begin()->second;
@@ -98,19 +99,27 @@ std::vector<std::string> gradient_names(const OpCall& call, const TensorSpec& ro
   return names;
 }
 
-void set_inputs(OpCall& call, const AttendInputs& inputs, const AttendRequest& request) {
+void set_inputs(OpCall& call, const AttendInputs& inputs, const AttendRequest& request,
+                bool follows_forward) {
   for (const auto& [name, tensor] : inputs.tensors) {
-    if (is_input(call.spec(), name)) call.set_tensor(name, tensor);
+    if (is_from_files(call.spec(), name, follows_forward)) call.set_tensor(name, tensor);
   }
   for (const auto& [name, text] : request.options) call.set_option_text(name, text);
   for (const TensorSpec& row : call.spec().tensors) {
-    const bool is_missing =
-        row.required && is_input(call.spec(), row.name) && !call.tensor(row.name);
+    const bool is_missing = row.required && !call.tensor(row.name) &&
+                            is_from_files(call.spec(), row.name, follows_forward);
     if (is_missing) fail(call.spec(), "there is no tensor '" + std::string(row.name) + "'");
   }
 }
 
 }  // namespace
+
+std::string path_of(const std::string& source) {
+  const size_t colon = source.rfind(':');
+  if (colon == std::string::npos) return source;
+  const std::string path = source.substr(0, colon);
+  return path.ends_with(".safetensors") ? path : source;
+}
 
 AttendInputs read_inputs(const AttendRequest& request, const OpSpec& op, bool is_backward) {
   AttendInputs inputs;
@@ -132,7 +141,8 @@ AttendInputs read_inputs(const AttendRequest& request, const OpSpec& op, bool is
   }
   const OpSpec* backward = is_backward ? backward_of(op) : nullptr;
   for (const auto& [name, tensor] : inputs.tensors) {
-    const bool is_used = is_input(op, name) || (backward != nullptr && is_input(*backward, name));
+    const bool is_used =
+        is_input(op, name) || (backward != nullptr && is_from_files(*backward, name, true));
     if (!is_used) inputs.unused.push_back(name);
   }
   return inputs;
@@ -143,12 +153,16 @@ AttendInputs random_inputs(AttendRequest& request, const OpSpec& op, bool is_bac
   if (problem.spec != &op) {
     fail(op, "the problem text is one of " + std::string(problem.spec->name) + "; give --op");
   }
-  if (is_backward && backward_of(op) != nullptr) problem.spec = backward_of(op);
+  const bool follows_forward = is_backward && backward_of(op) != nullptr;
+  if (follows_forward) problem.spec = backward_of(op);
   const OwnedCall random = random_call(problem, request.seed);
+  if (!follows_forward) run_forward_of(random.call, "", {});
   AttendInputs inputs;
   inputs.pool = random.pool;
   for (const std::string& name : random.call.tensor_names()) {
-    if (is_input(random.call.spec(), name)) inputs.tensors[name] = random.call.tensor(name);
+    if (is_from_files(random.call.spec(), name, follows_forward)) {
+      inputs.tensors[name] = random.call.tensor(name);
+    }
   }
   for (const std::string& name : random.call.option_names()) {
     request.options.emplace(name, option_text(random.call.option(name)));
@@ -159,7 +173,7 @@ AttendInputs random_inputs(AttendRequest& request, const OpSpec& op, bool is_bac
 OwnedCall make_attend_call(const OpSpec& op, const AttendInputs& inputs,
                            const AttendRequest& request) {
   OwnedCall owned{OpCall(op)};
-  set_inputs(owned.call, inputs, request);
+  set_inputs(owned.call, inputs, request, false);
   const OpSpec* backward = backward_of(op);
   for (const TensorSpec& row : op.tensors) {
     if (row.direction != Direction::kOut || row.is_family()) continue;
@@ -183,7 +197,7 @@ OwnedCall make_backward_call(const OwnedCall& forward, const AttendInputs& input
   const OpSpec* spec = backward_of(forward.call.spec());
   if (spec == nullptr) fail(forward.call.spec(), "this op has no backward op");
   OwnedCall owned{OpCall(*spec)};
-  set_inputs(owned.call, inputs, request);
+  set_inputs(owned.call, inputs, request, true);
   for (const TensorSpec& row : spec->tensors) {
     if (is_forward_result(*spec, row.name)) {
       owned.call.set_tensor(row.name, forward.call.tensor(row.name));

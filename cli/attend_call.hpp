@@ -30,6 +30,9 @@ struct AttendInputs {
   std::vector<std::string> unused;  ///< names that the op does not take
 };
 
+/// The file of "FILE" or "FILE:NAME".
+std::string path_of(const std::string& source);
+
 /// Reads all files of a request. Names that the op (or its backward op, with `is_backward`) does
 /// not take as inputs are kept in `tensors` as well, and listed in `unused`.
 AttendInputs read_inputs(const AttendRequest& request, const OpSpec& op, bool is_backward);

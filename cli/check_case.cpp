@@ -4,14 +4,10 @@
 #include <algorithm>
 #include <iostream>
 
+#include "core/registry.hpp"
 #include "terminal.hpp"
 
 namespace flashtile::cli {
-
-bool CheckRun::is_selected(const OpSpec& spec, const std::string& implementation) const {
-  return settings_.implementation.empty() || settings_.implementation == implementation ||
-         settings_.implementation == implementation_suffix(spec, implementation);
-}
 
 void CheckRun::report(const CheckCase& check_case, const std::string& implementation,
                       const std::vector<Verdict>& verdicts, const std::string& fault) {
@@ -34,7 +30,8 @@ bool CheckRun::run_step(const CheckCase& check_case, const CheckStep& step) {
     if (std::find(order_.begin(), order_.end(), implementation) == order_.end()) {
       order_.push_back(implementation);
     }
-    if (!is_selected(spec, implementation)) continue;
+    const std::string& only = check_case.implementation;
+    if (!only.empty() && !names_implementation(only, spec.name, implementation)) continue;
     Tally& tally = tallies_[implementation];
     OwnedCall own = with_own_outputs(step.owned.call);
     run_forward_of(own.call, implementation_suffix(spec, implementation), context_);
@@ -82,6 +79,12 @@ void CheckRun::run(const CheckCase& check_case) {
     is_served = run_step(check_case, step) && is_served;
   }
   if (!is_served) ++num_unserved_;
+}
+
+int CheckRun::num_runs() const {
+  int count = 0;
+  for (const auto& [name, tally] : tallies_) count += tally.passed + tally.failed;
+  return count;
 }
 
 void CheckRun::print_table() const {

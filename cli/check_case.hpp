@@ -21,6 +21,7 @@ struct CheckStep {
 struct CheckCase {
   std::string name;
   std::vector<CheckStep> steps;
+  std::string implementation;   ///< run this one only (full name or suffix); empty: all
   std::string unsupported;      ///< why the library's tables cannot express it; empty: they can
   std::string unsupported_row;  ///< what the closing table counts such a case under
   NanRule nan_rule = NanRule::kRefused;
@@ -38,8 +39,7 @@ struct Tally {
 class CheckRun {
  public:
   struct Settings {
-    std::string implementation;  ///< run this one only (full name or suffix); empty: all
-    bool is_verbose = false;     ///< a line for each implementation of each case
+    bool is_verbose = false;  ///< a line for each implementation of each case
   };
   CheckRun(Settings settings, const Context& context)
       : settings_(std::move(settings)), context_(context) {}
@@ -52,13 +52,14 @@ class CheckRun {
 
   bool has_failed() const { return has_failed_; }
   int num_cases() const { return num_cases_; }
+  /// Steps that some implementation has run, the reference included.
+  int num_runs() const;
   /// Cases that nothing but the reference serves.
   int num_unserved() const { return num_unserved_; }
 
  private:
   /// Returns true when an implementation other than the reference took the step.
   bool run_step(const CheckCase& check_case, const CheckStep& step);
-  bool is_selected(const OpSpec& spec, const std::string& implementation) const;
   void report(const CheckCase& check_case, const std::string& implementation,
               const std::vector<Verdict>& verdicts, const std::string& fault);
 

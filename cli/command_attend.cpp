@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -128,7 +129,8 @@ struct Timing {
   double milliseconds = 0;
 };
 
-Timing run_timed(const OpCall& call, const AttendOptions& options, const Context& context) {
+Timing run_timed(const OpCall& call, const AttendOptions& options, const Context& context,
+                 Progress& progress) {
   Timing timing;
   const bool is_plain = options.implementation == kPlain;
   const PlainOp* plain = is_plain ? find_plain(call.spec().name) : nullptr;
@@ -138,7 +140,9 @@ Timing run_timed(const OpCall& call, const AttendOptions& options, const Context
   }
   timing.implementation = is_plain ? std::string(kPlain) : call.explain(context).chosen;
   std::vector<double> times;
-  for (int i = 0; i < options.repeat; ++i) {
+  const auto num_runs = static_cast<size_t>(options.repeat);
+  for (size_t i = 0; i < num_runs; ++i) {
+    progress.show(i, num_runs, problem_text(call));
     const auto start = std::chrono::steady_clock::now();
     if (is_plain) {
       plain->run(call, {}, context);
@@ -205,6 +209,35 @@ int check_calls(const std::vector<const OpCall*>& calls, const std::vector<Timin
   return has_failed ? 1 : 0;
 }
 
+/// No result overwrites an input or another result.
+void check_overwriting(const AttendOptions& options) {
+  namespace fs = std::filesystem;
+  const AttendRequest& request = options.request;
+  std::vector<fs::path> inputs(request.input_files.begin(), request.input_files.end());
+  for (const auto& [name, source] : request.tensor_files) inputs.push_back(path_of(source));
+  std::vector<fs::path> results;
+  for (const auto& [name, path] : request.result_files) results.push_back(path);
+  if (!options.all_file.empty()) results.push_back(options.all_file);
+  const auto same = [](const fs::path& a, const fs::path& b) {
+    std::error_code ignored;  // a file that is not there is no other one
+    return fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored) ||
+           fs::equivalent(a, b, ignored);
+  };
+  for (size_t i = 0; i < results.size(); ++i) {
+    for (const fs::path& input : inputs) {
+      if (!same(results[i], input)) continue;
+      throw CLI::ValidationError("attend", results[i].string() +
+                                               " is an input: a result cannot "
+                                               "be written to it");
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (!same(results[i], results[j])) continue;
+      throw CLI::ValidationError("attend", "two results go to " + results[i].string() +
+                                               "; -o FILE.safetensors takes all of them");
+    }
+  }
+}
+
 void check_result_paths(const AttendOptions& options) {
   for (const auto& [name, path] : options.request.result_files) {
     if (path.ends_with(".npy") || path.ends_with(".safetensors")) continue;
@@ -217,23 +250,37 @@ void check_result_paths(const AttendOptions& options) {
   }
 }
 
-/// Every result that a file is named for is one that the calls give.
-void check_result_names(const std::vector<const OpCall*>& calls, const AttendRequest& request) {
+/// Every result that a file or a dtype is named for is one that the calls give, and every input
+/// that a flag is given for is one that they take.
+void check_names(const std::vector<const OpCall*>& calls, const AttendRequest& request) {
+  const auto any_call = [&](const std::string& name, auto&& takes) {
+    return std::any_of(calls.begin(), calls.end(), [&](const OpCall* call) {
+      const TensorSpec* row = call->spec().find_tensor(name);
+      return row != nullptr && call->tensor(name) && takes(*row);
+    });
+  };
+  const auto is_result = [](const TensorSpec& row) { return row.direction == Direction::kOut; };
+  const auto fail = [](const std::string& text) { throw CLI::ValidationError("attend", text); };
   for (const auto& [name, path] : request.result_files) {
-    const auto gives = [&result = name](const OpCall* call) {
-      const TensorSpec* row = call->spec().find_tensor(result);
-      return row != nullptr && row->direction == Direction::kOut && call->tensor(result);
-    };
-    const bool is_given = std::any_of(calls.begin(), calls.end(), gives);
-    if (is_given) continue;
-    throw CLI::ValidationError("attend", "there is no result " + name + " to write to " + path +
-                                             "; gradients need --backward and their input");
+    if (any_call(name, is_result)) continue;
+    fail("there is no result " + name + " to write to " + path +
+         "; gradients need --backward and their input");
+  }
+  for (const auto& [name, dtype] : request.result_dtypes) {
+    if (any_call(name, is_result)) continue;
+    fail("there is no result " + name + " to give the dtype " + std::string(dtype_name(dtype)) +
+         "; gradients need --backward and their input");
+  }
+  for (const auto& [name, source] : request.tensor_files) {
+    if (any_call(name, [](const TensorSpec& row) { return row.is_input(); })) continue;
+    fail("there is no use for " + name + " from " + source + " without --backward");
   }
 }
 
 int attend(AttendOptions& options, const OpSpec& op) {
   AttendRequest& request = options.request;
   check_result_paths(options);
+  check_overwriting(options);
   for (const std::string& text : options.dtypes) {
     const size_t equals = text.find('=');
     const DType dtype =
@@ -247,11 +294,16 @@ int attend(AttendOptions& options, const OpSpec& op) {
   if (has_files == !request.problem.empty()) {
     throw CLI::ValidationError("attend", "give input files, or --problem for random inputs");
   }
-  const AttendInputs inputs = has_files ? read_inputs(request, op, options.is_backward)
-                                        : random_inputs(request, op, options.is_backward);
   Context context;
   context.max_workers = options.threads;
   if (options.implementation != kPlain) context.implementation = options.implementation;
+  if (!has_files) {
+    const ProblemText problem = parse_problem(request.problem);
+    context.implementation =
+        asked_implementation(problem, context.implementation, DeviceType::kCpu);
+  }
+  const AttendInputs inputs = has_files ? read_inputs(request, op, options.is_backward)
+                                        : random_inputs(request, op, options.is_backward);
 
   // Everything that can be wrong with the request shows before the work begins.
   const OwnedCall forward = make_attend_call(op, inputs, request);
@@ -261,14 +313,16 @@ int attend(AttendOptions& options, const OpSpec& op) {
     backward.emplace(make_backward_call(forward, inputs, request));
     calls.push_back(&backward->call);
   }
-  check_result_names(calls, request);
-  std::vector<Timing> timings{run_timed(forward.call, options, context)};
+  check_names(calls, request);
+  Progress progress;
+  std::vector<Timing> timings{run_timed(forward.call, options, context, progress)};
   if (backward) {
     if (context.implementation.starts_with(op.name)) {
       context.implementation = implementation_suffix(op, context.implementation);
     }
-    timings.push_back(run_timed(backward->call, options, context));
+    timings.push_back(run_timed(backward->call, options, context, progress));
   }
+  progress.clear();
   const double peak_bytes = peak_memory_bytes();
   for (size_t i = 0; i < calls.size(); ++i) {
     std::cout << problem_text(*calls[i]) << '\n'
@@ -301,10 +355,9 @@ void add_attend_command(CLI::App& app, const OpSpec& op, int* exit_code) {
   command->add_option("--dtype", options->dtypes, "RESULT=DTYPE, as in out=f32")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  command->add_option("--threads", options->threads, "Threads to use; 0: all")
-      ->check(CLI::NonNegativeNumber);
+  command->add_option("--threads", options->threads, "Threads to use; 0: all")->check(at_least(0));
   command->add_option("--repeat", options->repeat, "Run so many times, report the median")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   command->add_flag("--backward", options->is_backward, "Then run the backward op; needs dout");
   command->add_flag("--check", options->has_check,
                     "Compare with double precision, and with results that the files hold");
@@ -313,7 +366,12 @@ void add_attend_command(CLI::App& app, const OpSpec& op, int* exit_code) {
   command->add_option("--seed", options->request.seed, "Seed of random inputs");
   add_table(*command, op, options->request);
   if (backward_of(op) != nullptr) add_table(*command, *backward_of(op), options->request);
-  command->callback([options, &op, exit_code] { *exit_code = attend(*options, op); });
+  command->callback([options, &op, exit_code, command] {
+    if (command->count("--seed") > 0 && options->request.problem.empty()) {
+      throw CLI::ValidationError("attend", "--seed is for the random inputs of --problem");
+    }
+    *exit_code = attend(*options, op);
+  });
 }
 
 }  // namespace flashtile::cli

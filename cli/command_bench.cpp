@@ -132,13 +132,12 @@ void print_roofline(const Roofline& roofline, int num_threads) {
 /// The implementations to time of a problem: the chosen one (an empty name), one, or all.
 std::vector<std::string> implementations_of(const BenchOptions& options,
                                             const ProblemText& problem) {
-  if (options.implementation == "all") {
+  if (options.implementation == "all" && problem.implementation.empty()) {
     std::vector<std::string> names = problem.spec->implementations();
     names.pop_back();  // the reference is not made to be fast
     return names;
   }
-  if (!options.implementation.empty()) return {options.implementation};
-  return {problem.implementation};
+  return {asked_implementation(problem, options.implementation, DeviceType::kCpu)};
 }
 
 int bench(const BenchOptions& options) {
@@ -191,10 +190,9 @@ void add_bench_command(CLI::App& app, int* exit_code) {
       ->check(CLI::IsMember({"fwd", "bwd", "fwd+bwd"}));
   command->add_option("--impl", options->implementation,
                       "This implementation, or all; default: the one that would be chosen");
-  command->add_option("--threads", options->threads, "Threads to use; 0: all")
-      ->check(CLI::NonNegativeNumber);
+  command->add_option("--threads", options->threads, "Threads to use; 0: all")->check(at_least(0));
   command->add_option("--seconds", options->seconds, "Time to spend on an implementation, about")
-      ->check(CLI::PositiveNumber);
+      ->check(more_than_zero());
   command->add_flag("--no-plain", options->without_plain, "Leave the plain implementation out");
   command->add_flag("--roofline", options->with_roofline,
                     "Measure the read bandwidth of the memory too, and print the share of it");

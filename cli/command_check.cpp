@@ -35,12 +35,23 @@ CheckCase random_case(const ProblemText& problem, uint64_t seed, const Context& 
   return result;
 }
 
+/// Golden files name their ops themselves: the name must be one of any op.
+void check_golden_implementation(const std::string& name, DeviceType device) {
+  if (name.empty()) return;
+  for (const OpSpec* spec : all_ops()) {
+    if (has_implementation(*spec, name, device)) return;
+  }
+  throw CLI::ValidationError("check", "no op has an implementation '" + name + "'");
+}
+
 int check_golden(const CheckOptions& options, const Context& context) {
-  CheckRun run({options.implementation, options.is_verbose}, context);
+  check_golden_implementation(options.implementation, context.device.type);
+  CheckRun run({options.is_verbose}, context);
   const std::vector<std::string> paths = golden_paths(options.golden);
   Progress progress;
   for (size_t i = 0; i < paths.size(); ++i) {
-    const CheckCase check_case = read_golden_case(paths[i]);
+    CheckCase check_case = read_golden_case(paths[i]);
+    check_case.implementation = options.implementation;
     progress.show(i, paths.size(), check_case.name);
     run.run(check_case);
   }
@@ -65,13 +76,19 @@ int check_problems(const CheckOptions& options, const Context& context) {
   for (const std::string& text : options.problems) problems.push_back(parse_problem(text));
   if (problems.empty()) problems = default_check_problems();
   bool has_disagreement = false;
-  CheckRun all({options.implementation, options.is_verbose || !options.problems.empty()}, context);
+  std::vector<std::string> implementations;
+  for (const ProblemText& problem : problems) {
+    implementations.push_back(
+        asked_implementation(problem, options.implementation, context.device.type));
+  }
+  CheckRun all({options.is_verbose || !options.problems.empty()}, context);
   Progress progress;
   for (size_t i = 0; i < problems.size(); ++i) {
     ProblemText problem = with_forward_results(problems[i]);
     progress.show(i, problems.size(), format_problem(problem));
     std::string disagreement;
-    const CheckCase check_case = random_case(problem, options.seed, context, &disagreement);
+    CheckCase check_case = random_case(problem, options.seed, context, &disagreement);
+    check_case.implementation = implementations[i];
     progress.clear();
     if (!disagreement.empty()) {
       std::cout << "FAIL " << check_case.name << "  " << disagreement << '\n';
@@ -80,9 +97,10 @@ int check_problems(const CheckOptions& options, const Context& context) {
     all.run(check_case);
   }
   all.print_table();
-  const bool has_passed = !all.has_failed() && !has_disagreement;
+  const bool has_passed = !all.has_failed() && !has_disagreement && all.num_runs() > 0;
   std::cout << problems.size() << (problems.size() == 1 ? " problem" : " problems") << ", seed "
-            << options.seed << ": " << (has_passed ? "PASSED" : "FAILED") << '\n';
+            << options.seed << (all.num_runs() == 0 ? ", none of them run" : "") << ": "
+            << (has_passed ? "PASSED" : "FAILED") << '\n';
   return has_passed ? 0 : 1;
 }
 
@@ -100,19 +118,24 @@ void add_check_command(CLI::App& app, int* exit_code) {
   command
       ->add_option("--max-unsupported", options->max_unsupported,
                    "Golden cases that may be run by no kernel, only by the reference or not at all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   command->add_option("--impl", options->implementation, "Only this implementation");
   command->add_option("--device", options->device, "cpu, cuda or cuda:NUMBER");
-  command->add_option("--threads", options->threads, "Threads to use; 0: all")
-      ->check(CLI::NonNegativeNumber);
+  command->add_option("--threads", options->threads, "Threads to use; 0: all")->check(at_least(0));
   command->add_option("--seed", options->seed, "Seed of random inputs");
   command->add_flag("-v,--verbose", options->is_verbose, "A line for everything that is run");
-  command->callback([options, exit_code] {
+  command->callback([options, exit_code, command] {
     Context context;
     context.max_workers = options->threads;
     context.device = parse_device(options->device);
     if (!options->golden.empty() && !options->problems.empty()) {
       throw CLI::ValidationError("check", "give problem texts or --golden, not both");
+    }
+    if (options->golden.empty() && command->count("--max-unsupported") > 0) {
+      throw CLI::ValidationError("check", "--max-unsupported goes with --golden");
+    }
+    if (!options->golden.empty() && command->count("--seed") > 0) {
+      throw CLI::ValidationError("check", "--seed is for random inputs, not for golden files");
     }
     *exit_code = options->golden.empty() ? check_problems(*options, context)
                                          : check_golden(*options, context);

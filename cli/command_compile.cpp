@@ -114,7 +114,7 @@ void add_compile_command(CLI::App& app, int* exit_code) {
                       "A problem text, whose kernels serve all problems that differ from it in "
                       "sizes and numbers alone; may be given again");
   command->add_option("--threads", options->threads, "Kernels to compile at a time; 0: all CPUs")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   command->add_flag("--verbose", options->is_verbose, "Show each kernel");
   command->callback([options, exit_code] { *exit_code = run_compile(*options); });
 }

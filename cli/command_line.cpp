@@ -3,6 +3,8 @@
 // The command line as a whole. Exit codes: 0 well, 1 a check failed, 2 bad use or bad files.
 #include "command_line.hpp"
 
+#include <cmath>
+#include <functional>
 #include <iostream>
 #include <new>
 #include <string_view>
@@ -10,6 +12,7 @@
 #include "commands.hpp"
 #include "flashtile/error.hpp"
 #include "flashtile/version.hpp"
+#include "terminal.hpp"
 
 namespace flashtile::cli {
 namespace {
@@ -65,7 +68,28 @@ int run(int argc, char** argv) {
   return exit_code;
 }
 
+/// Refuses what is no finite number, and numbers that `is_right` does not take.
+CLI::Validator number_validator(std::function<bool(double)> is_right, const std::string& expected) {
+  return CLI::Validator(
+      [is_right = std::move(is_right), expected](const std::string& text) -> std::string {
+        double value = 0;
+        const bool is_number = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
+        if (is_number && is_right(value)) return {};
+        return "expected " + expected + ", found " + text;
+      },
+      "NUMBER");
+}
+
 }  // namespace
+
+CLI::Validator at_least(double lowest) {
+  return number_validator([lowest](double value) { return value >= lowest; },
+                          "at least " + number_text(lowest));
+}
+
+CLI::Validator more_than_zero() {
+  return number_validator([](double value) { return value > 0; }, "more than 0");
+}
 
 int run_command_line(int argc, char** argv) {
   try {

@@ -11,6 +11,10 @@
 
 namespace flashtile::cli {
 
+/// What a flag with a number takes; its error is one short line.
+CLI::Validator at_least(double lowest);
+CLI::Validator more_than_zero();
+
 void add_info_command(CLI::App& app, int* exit_code);
 /// Its flags are the rows of the op's table.
 void add_attend_command(CLI::App& app, const OpSpec& op, int* exit_code);

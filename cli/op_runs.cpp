@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/registry.hpp"
 #include "device_tensors.hpp"
 #include "flashtile/error.hpp"
 
@@ -38,6 +39,35 @@ bool row_allows(const OpSpec& spec, const TensorSpec& row, std::string_view dtyp
 std::string_view implementation_suffix(const OpSpec& spec, std::string_view implementation) {
   if (!implementation.starts_with(spec.name)) return implementation;
   return implementation.substr(std::min(spec.name.size() + 1, implementation.size()));
+}
+
+bool has_implementation(const OpSpec& spec, std::string_view name, DeviceType device) {
+  const std::vector<std::string> names = spec.implementations(device);
+  return std::any_of(names.begin(), names.end(), [&](const std::string& each) {
+    return names_implementation(name, spec.name, each);
+  });
+}
+
+std::string asked_implementation(const ProblemText& problem, const std::string& flag,
+                                 DeviceType device) {
+  const OpSpec& spec = *problem.spec;
+  const std::string& own = problem.implementation;
+  const auto fail = [&](const std::string& text) {
+    throw Error(ErrorCode::kInvalidArgument, std::string(spec.name) + ": " + text);
+  };
+  if (!own.empty() && !flag.empty() &&
+      implementation_suffix(spec, own) != implementation_suffix(spec, flag)) {
+    fail("the problem text asks for implementation '" + own + "', --impl for '" + flag + "'");
+  }
+  const std::string& asked = own.empty() ? flag : own;
+  if (asked.empty()) return asked;
+  for (const OpSpec* each : {&spec, forward_of(spec), backward_of(spec)}) {
+    if (each != nullptr && has_implementation(*each, asked, device)) return asked;
+  }
+  std::string names;
+  for (const std::string& name : spec.implementations(device)) names += " " + name;
+  fail("there is no implementation '" + asked + "', but" + names);
+  return {};
 }
 
 std::string reference_of(const OpSpec& spec) {
@@ -143,7 +173,8 @@ RunResult run_forced(const OpCall& call, const std::string& implementation,
   } catch (const Error& error) {
     result.is_refused = error.code() == ErrorCode::kUnsupported;
     result.text = error.what();
-    if (result.is_refused) {
+    const bool is_explained = device || context.device.type == DeviceType::kCpu;
+    if (result.is_refused && is_explained) {
       const OpCall& asked = device ? device->call() : call;
       for (const Candidate& candidate : asked.explain(forced).candidates) {
         if (candidate.implementation == implementation) result.text = candidate.refusal;

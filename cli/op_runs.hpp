@@ -13,6 +13,16 @@ namespace flashtile::cli {
 /// The part of an implementation's name behind the op's: "avx512" of "attention_fwd_avx512".
 std::string_view implementation_suffix(const OpSpec& spec, std::string_view implementation);
 
+/// True if `name` is that of an implementation of an op on this device, or its part behind the
+/// op's.
+bool has_implementation(const OpSpec& spec, std::string_view name, DeviceType device);
+
+/// The implementation that a problem text (its "@NAME") and a flag ask for; empty: none. Throws
+/// Error where they ask for different ones, or for one that neither the op nor its forward or
+/// backward op has.
+std::string asked_implementation(const ProblemText& problem, const std::string& flag,
+                                 DeviceType device);
+
 /// The last implementation of an op is its reference.
 std::string reference_of(const OpSpec& spec);
 bool is_reference(const OpSpec& spec, std::string_view implementation);

@@ -68,10 +68,14 @@ class IntegerFill {
     return (size_of(sizes_, "seqlen_k") + cols - 1) / cols;
   }
 
+  /// Entries that a list of blocks has room for.
+  int64_t list_room() const {
+    const TensorView lists = call_.tensor("block_indices");
+    return lists && lists.ndim > 0 ? lists.shape[static_cast<size_t>(lists.ndim - 1)] : 0;
+  }
+
   int64_t length_limit(std::string_view name, size_t i) const {
-    if (name == "block_counts") {
-      return std::min(size_of(sizes_, "num_block_cols"), num_block_cols());
-    }
+    if (name == "block_counts") return std::min(list_room(), num_block_cols());
     if (name == "leftpad_k" && call_.tensor("seqused_k")) {
       return static_cast<int64_t>(to_numbers(call_.tensor("seqused_k"))[i]);
     }

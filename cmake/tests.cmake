@@ -41,8 +41,10 @@ target_compile_definitions(flashtile_test_base
 target_link_libraries(flashtile_test_base INTERFACE flashtile_cli_parts flashtile_internal
                                                     GTest::gtest_main)
 if(TARGET flashtile_cli)
-  target_compile_definitions(flashtile_test_base
-                             INTERFACE FLASHTILE_CLI="$<TARGET_FILE:flashtile_cli>")
+  # How a shell starts the program: under the emulator in a cross build.
+  list(JOIN CMAKE_CROSSCOMPILING_EMULATOR " " emulator)
+  string(STRIP "${emulator} $<TARGET_FILE:flashtile_cli>" cli_command)
+  target_compile_definitions(flashtile_test_base INTERFACE FLASHTILE_CLI="${cli_command}")
 endif()
 
 file(GLOB_RECURSE support_sources CONFIGURE_DEPENDS ${tests_dir}/support/*.cpp)
@@ -152,15 +154,6 @@ if(Python3_FOUND AND NOT CMAKE_CROSSCOMPILING)
       ${folder}.${stem} PROPERTIES LABELS "quick;${folder}" TIMEOUT ${test_timeout}
       ENVIRONMENT "FLASHTILE_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=1")
   endforeach()
-
-  # All golden files on an emulated GPU, for several architectures.
-  if(NOT FLASHTILE_SANITIZE)
-    add_test(NAME cuda.emulated_golden
-             COMMAND Python3::Interpreter ${tests_dir}/cuda/emulated_test.py --golden
-             WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-    set_tests_properties(cuda.emulated_golden PROPERTIES LABELS "full;cuda" TIMEOUT 3600 ENVIRONMENT
-                         "FLASHTILE_BUILD_DIR=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=1")
-  endif()
 
   # Sanitizers add shared symbols of their own.
   if(NOT FLASHTILE_SANITIZE)

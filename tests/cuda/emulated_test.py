@@ -4,6 +4,7 @@ table, compiler, cache, launches, command line. Needs NVRTC (any machine can hav
 
     tests/cuda/emulated_test.py                      problems of many options, under a minute
     tests/cuda/emulated_test.py --golden [ARCH ...]  all golden files, on the plans of these targets
+                                                     (long: ./test.sh leaves it out)
 """
 
 import os

@@ -126,7 +126,25 @@ TEST_F(Program, BadUseAndBadFilesGiveOneLineAndTwo) {
       {"check attention_fwd:what", "column 15"},
       {"check --golden " + path("nowhere"), "cannot be listed"},
       {"check --golden " + path("") + " attention_fwd", "not both"},
-      {"check --max-unsupported -1", "max-unsupported"},
+      {"attend " + in + " --out " + in, "is an input"},
+      {"attend --q " + in + " --k " + in + " --v " + in + " -o " + in, "is an input"},
+      {"attend " + in + " --out " + path("x.npy") + " --lse " + path("") + "./x.npy",
+       "two results"},
+      {"attend " + in + " --dtype foo=f16", "no result foo"},
+      {"attend " + in + " --dout " + in + ":q", "no use for dout"},
+      {"attend " + in + " --seed 3", "--problem"},
+      {"attend " + in + " --threads -1", "expected at least 0, found -1"},
+      {"attend " + in + " --repeat 0", "expected at least 1, found 0"},
+      {"attend --problem attention_fwd:sq8:d8@nonsense",
+       "no implementation 'attention_fwd_nonsense'"},
+      {"check --impl nonsense attention_fwd:sq8:d8", "no implementation 'nonsense'"},
+      {"check attention_fwd:sq8:d8@nonsense", "no implementation 'attention_fwd_nonsense'"},
+      {"check attention_fwd:sq8:d8@scalar --impl reference", "--impl for 'reference'"},
+      {"bench attention_fwd:sq8:d8@scalar --impl all", "--impl for 'all'"},
+      {"bench --seconds nan", "expected more than 0, found nan"},
+      {"check --golden " + path("") + " --impl nonsense", "no op has an implementation 'nonsense'"},
+      {"check --max-unsupported 3", "goes with --golden"},
+      {"check --max-unsupported -1 --golden " + path(""), "expected at least 0, found -1"},
       {"bench --pass sideways", "sideways"},
       {"bench nonsense:b1", "nonsense"},
       {"explain attention_fwd:b1:b2", "column"},
@@ -191,6 +209,41 @@ TEST_F(Program, AttendTakesFlagsFilesAndExpressions) {
     EXPECT_TRUE(all.tensors.contains(name)) << name;
   }
   EXPECT_NE(all.metadata.at("attention_bwd").find("param.half=0.5"), std::string::npos);
+}
+
+TEST_F(Program, AskedImplementationIsTheOneThatRuns) {
+  const Outcome check = run("check attention_fwd:b1:hq1:sq8:d8@scalar");
+  EXPECT_EQ(check.exit_code, 0) << check.text;
+  EXPECT_NE(check.text.find("attention_fwd_scalar"), std::string::npos) << check.text;
+  EXPECT_EQ(check.text.find("attention_fwd_reference"), std::string::npos) << check.text;
+  const Outcome attend = run("attend --problem attention_fwd:b1:hq1:sq8:d8@scalar");
+  EXPECT_NE(attend.text.find("attention_fwd_scalar, "), std::string::npos) << attend.text;
+  const Outcome bench =
+      run("bench attention_fwd:b1:hq1:sq8:d8@scalar --json --no-plain --seconds 0.01");
+  ASSERT_EQ(bench.exit_code, 0) << bench.text;
+  EXPECT_EQ(nlohmann::json::parse(bench.text).at("impl"), "attention_fwd_scalar");
+}
+
+TEST_F(Program, ABackwardOpRunsAlone) {
+  const std::string problem = "attention_bwd:b1:hq2:sq9:d8:causal";
+  const Outcome random = run("attend --op attention_bwd --problem " + problem + " --check");
+  EXPECT_EQ(random.exit_code, 0) << random.text;
+  // The forward's results may come from files as well.
+  const std::string in = input_file();
+  ASSERT_EQ(run("attend " + in + " -o " + path("forward.safetensors")).exit_code, 0);
+  const Outcome files = run("attend --op attention_bwd " + in + " " + path("forward.safetensors") +
+                            " --dout " + in + ":v --check");
+  EXPECT_EQ(files.exit_code, 0) << files.text;
+}
+
+TEST_F(Program, RandomBlockListsFitTheirRoom) {
+  for (int seed = 1; seed < 6; ++seed) {
+    const Outcome outcome =
+        run("check attention_fwd:b2:hq2:sq64:d8:block_rows=16:block_cols=16:block_counts:"
+            "block_indices[b,1,4,2] --impl scalar --seed " +
+            std::to_string(seed));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.text;
+  }
 }
 
 TEST_F(Program, CheckFindsAWrongResultOfTheFile) {
