@@ -38,8 +38,9 @@ struct Context {
   int max_workers = 0;
   /// Not owned; null: the default. Work that is not worth a second thread asks neither.
   Executor* executor = nullptr;
-  /// Force one implementation, such as "attention_fwd_avx2"; empty: the registry chooses. The
-  /// environment variable FLASHTILE_IMPL does the same for calls that leave this empty.
+  /// Force one implementation, such as "attention_fwd_avx2", or "avx2" for whichever op is called;
+  /// empty: the registry chooses. The environment variable FLASHTILE_IMPL does the same for calls
+  /// that leave this empty.
   std::string implementation;
   /// For explain only: plan for the usual GPU of this architecture, such as "sm_89", whether or not
   /// this machine has one. A call that would run refuses it.
