@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/count.hpp"
 #include "core/executor.hpp"
 #include "cpu/attention_bwd_wave.hpp"
 
@@ -29,14 +30,16 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
   plan.block_m = kBlockM;
   plan.block_n = std::min(problem.user_score.empty() ? kBlockN : kBlockNScore,
                           whole_columns(problem.max_seqlen_k));
-  const int64_t num_pairs = std::max<int64_t>(1, problem.batch_size * problem.num_heads_kv);
+  const int64_t num_pairs = std::max<int64_t>(
+      1, (Count(problem.batch_size) * problem.num_heads_kv).value("attention_bwd", "tasks"));
   const int64_t num_blocks = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, plan.block_n));
   plan.num_splits = std::min({kMaxSplits, ceil_div(kEnoughTasks, num_pairs), num_blocks});
-  plan.num_tasks = num_pairs * plan.num_splits;
+  plan.num_tasks = (Count(num_pairs) * plan.num_splits).value("attention_bwd", "tasks");
   const BwdShape shape(operands_of(*isa.kernels, problem.dtype), problem, plan);
   plan.workspace_bytes = kExtraBytes;
   plan.worker_bytes =
-      shape.pair_bytes(problem.max_seqlen_q, problem.max_seqlen_k) + shape.scratch_bytes;
+      (Count(shape.pair_bytes(problem.max_seqlen_q, problem.max_seqlen_k)) + shape.scratch_bytes)
+          .value("attention_bwd", "bytes of workspace");
   return plan;
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/count.hpp"
 #include "core/element.hpp"
 #include "core/executor.hpp"
 #include "cpu/attention_dbias.hpp"
@@ -27,11 +28,12 @@ BwdShape::BwdShape(const OperandKernels& kernels, const AttentionProblem& proble
       scratch_bytes(kernels.bwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim)) {}
 
 int64_t BwdShape::pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const {
-  const int64_t num_m = ceil_div(seqlen_q, block_m);
-  const int64_t num_n = ceil_div(seqlen_k, block_n);
-  const int64_t sums =
-      4 * (num_splits * group_size * seqlen_q * dq_ld + num_n * block_n * (dk_ld + dv_ld));
-  return group_size * num_m * queries.block_bytes + num_n * (keys.block_bytes + 1) + sums + 512;
+  const Count num_m = ceil_div(seqlen_q, block_m);
+  const Count num_n = ceil_div(seqlen_k, block_n);
+  const Count sums = Count(4) * (Count(num_splits) * group_size * seqlen_q * dq_ld +
+                                 num_n * block_n * (dk_ld + dv_ld));
+  const Count blocks = num_m * group_size * queries.block_bytes + num_n * (keys.block_bytes + 1);
+  return (blocks + sums + 512).value("attention_bwd", "bytes of workspace");
 }
 
 BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
@@ -67,7 +69,7 @@ BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const Atten
       context_(context),
       shape_(kernels_, problem_, plan),
       num_workers_(num_workers_of(context)),
-      capacity_(plan.workspace_bytes + num_workers_ * plan.worker_bytes),
+      capacity_(plan.bytes_for("attention_bwd", num_workers_)),
       program_scratch_(call, *isa.kernels, num_workers_),
       workspace_("attention_bwd", context, capacity_),
       stats_(make_row_stats(call, *isa.kernels, context)),
@@ -104,7 +106,8 @@ size_t BwdLaunch::make_wave(size_t begin) {
   for (; begin < call_.pairs().size(); ++begin) {
     const Pair& pair = call_.pairs()[begin];
     const Sequence& s = *pair.sequence;
-    if (!wave_.empty() && cursor.used() + shape_.pair_bytes(s.seqlen_q, s.seqlen_k) > capacity_) {
+    if (cursor.used() + shape_.pair_bytes(s.seqlen_q, s.seqlen_k) > capacity_) {
+      if (wave_.empty()) fail_to_fit("attention_bwd");
       break;
     }
     BwdMember member;

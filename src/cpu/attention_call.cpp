@@ -47,6 +47,11 @@ int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {
   return bytes;
 }
 
+void fail_to_fit(std::string_view op) {
+  throw Error(ErrorCode::kInternal,
+              std::string(op) + ": the planned workspace has no room for a sequence");
+}
+
 void AttentionCall::check_index_errors() const {
   if (out_of_range_.empty()) return;
   fail(attention_op_name(problem_.is_backward), "an expression reads aux tensor '", out_of_range_,

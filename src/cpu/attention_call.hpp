@@ -137,6 +137,9 @@ int64_t element_stride(const AnyRows& rows, DType dtype) {
 bool pack_keys(const AttentionCall& call, void (*pack)(const PackRequest&), int64_t block_n,
                const Pair& pair, int64_t begin, int64_t end, char* destination);
 
+/// A sequence that a plan's workspace has no room for: the plan is wrong.
+[[noreturn]] void fail_to_fit(std::string_view op);
+
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /// The smallest width of a key block that holds this many keys.

@@ -15,6 +15,7 @@
 #include <limits>
 #include <memory>
 
+#include "core/count.hpp"
 #include "core/element.hpp"
 #include "core/executor.hpp"
 #include "ops/attention/finish.hpp"
@@ -99,8 +100,7 @@ class DecodeLaunch {
         worker_bytes_(plan.worker_bytes),
         has_own_rules_(problem.has_alibi || problem.has_block_list || problem.dropout.is_on ||
                        bool(args.bias)),
-        workspace_("attention_fwd", context,
-                   plan.workspace_bytes + num_workers_ * plan.worker_bytes) {}
+        workspace_("attention_fwd", context, plan.bytes_for("attention_fwd", num_workers_)) {}
 
   void run();
 
@@ -366,8 +366,9 @@ void DecodeLaunch::run() {
 }  // namespace
 
 bool takes_decode(const AttentionProblem& problem) {
-  return problem.max_seqlen_q <= kMaxQueries && rows_of_group(problem) <= kMaxRows &&
-         problem.user_score.empty() && problem.user_mask.empty() && !problem.wants_weights;
+  return problem.max_seqlen_q <= kMaxQueries && problem.group_size() <= kMaxRows &&
+         rows_of_group(problem) <= kMaxRows && problem.user_score.empty() &&
+         problem.user_mask.empty() && !problem.wants_weights;
 }
 
 AttentionPlan plan_attention_decode(const IsaEntry& isa, const AttentionProblem& problem) {
@@ -379,9 +380,11 @@ AttentionPlan plan_attention_decode(const IsaEntry& isa, const AttentionProblem&
   plan.num_splits = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, kSplitKeys));
   const int64_t task_heads = max_task_heads(problem);
   plan.num_tasks =
-      problem.batch_size * plan.num_splits * ceil_div(problem.num_heads_kv, task_heads);
-  plan.workspace_bytes = problem.batch_size * problem.num_heads_kv *
-                         ceil_div(problem.max_seqlen_k, kSplitKeys) * part_bytes(isa, problem);
+      (Count(problem.batch_size) * plan.num_splits * ceil_div(problem.num_heads_kv, task_heads))
+          .value("attention_fwd", "tasks");
+  plan.workspace_bytes = (Count(problem.batch_size) * problem.num_heads_kv *
+                          ceil_div(problem.max_seqlen_k, kSplitKeys) * part_bytes(isa, problem))
+                             .value("attention_fwd", "bytes of workspace");
   plan.worker_bytes = worker_bytes(isa, problem, task_heads);
   return plan;
 }

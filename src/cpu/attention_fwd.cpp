@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/count.hpp"
 #include "core/element.hpp"
 #include "core/executor.hpp"
 #include "cpu/attention_call.hpp"
@@ -34,7 +35,7 @@ class ForwardLaunch {
         num_workers_(num_workers_of(context_)),
         scratch_bytes_(kernels_.fwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim,
                                                   problem.head_dim_v)),
-        capacity_(plan.workspace_bytes + num_workers_ * plan.worker_bytes),
+        capacity_(plan.bytes_for("attention_fwd", num_workers_)),
         program_scratch_(call_, *isa.kernels, num_workers_),
         workspace_("attention_fwd", context, capacity_),
         max_logit_(static_cast<size_t>(problem.num_heads),
@@ -115,7 +116,10 @@ size_t ForwardLaunch::make_wave(size_t begin) {
     member.first_block = k_begin / plan_.block_n;
     member.num_blocks = std::max<int64_t>(0, ceil_div(k_end, plan_.block_n) - member.first_block);
     const int64_t bytes = member.num_blocks * layout_.block_bytes + member.num_blocks + 128;
-    if (!wave_.empty() && cursor.used() + bytes > capacity_) break;
+    if (cursor.used() + bytes > capacity_) {
+      if (wave_.empty()) fail_to_fit("attention_fwd");
+      break;
+    }
     member.blocks = cursor.take<char>(member.num_blocks * layout_.block_bytes);
     member.v_has_nonfinite = cursor.take<uint8_t>(member.num_blocks);
     num_pack_tasks += member.num_blocks;
@@ -239,14 +243,17 @@ AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& pr
   plan.implementation = isa.forward_name;
   plan.block_m = kBlockM;
   plan.block_n = std::min(block_n_for(problem), whole_columns(problem.max_seqlen_k));
-  plan.num_tasks = problem.batch_size * problem.num_heads * ceil_div(problem.max_seqlen_q, kBlockM);
+  plan.num_tasks =
+      (Count(problem.batch_size) * problem.num_heads * ceil_div(problem.max_seqlen_q, kBlockM))
+          .value("attention_fwd", "tasks");
   const BlockLayout layout =
       kernels.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v);
-  const int64_t pair_bytes =
-      ceil_div(problem.max_seqlen_k, plan.block_n) * (layout.block_bytes + 1) + 256;
+  const Count num_blocks = ceil_div(problem.max_seqlen_k, plan.block_n);
+  const Count pair_bytes = num_blocks * (layout.block_bytes + 1) + 256;
   plan.workspace_bytes = kExtraBytes;
-  plan.worker_bytes = pair_bytes + kernels.fwd_scratch_bytes(kBlockM, plan.block_n,
-                                                             problem.head_dim, problem.head_dim_v);
+  plan.worker_bytes = (pair_bytes + kernels.fwd_scratch_bytes(kBlockM, plan.block_n,
+                                                              problem.head_dim, problem.head_dim_v))
+                          .value("attention_fwd", "bytes of workspace");
   return plan;
 }
 

@@ -98,7 +98,7 @@ std::string refuse_attention(const AttentionProblem& problem) {
     return "takes at most " + std::to_string(kMaxScalars) + " scalar parameters, here are " +
            std::to_string(inputs.params.size());
   }
-  if (problem.max_seqlen_q * problem.group_size() > kMaxLength ||
+  if (problem.max_seqlen_q > kMaxLength / problem.group_size() ||
       problem.max_seqlen_k > kMaxLength) {
     return "takes sequences of at most " + std::to_string(kMaxLength) + " rows";
   }

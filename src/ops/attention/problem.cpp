@@ -6,6 +6,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "core/count.hpp"
 #include "core/fail.hpp"
 #include "core/validate.hpp"
 #include "ops/attention/append.hpp"
@@ -17,6 +18,8 @@ namespace {
 
 constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxAlignment = 256;
+// As that of query_offset: positions and sums of a few lengths stay exact.
+constexpr int64_t kMaxLength = int64_t{1} << 52;
 
 bool is_host(const TensorView& tensor) { return tensor && tensor.device.type == DeviceType::kCpu; }
 
@@ -45,21 +48,22 @@ void set_sizes(AttentionProblem& problem, const AttentionArgs& args) {
   problem.total_k = problem.is_packed_k ? k.shape[0] : k.shape[0] * k.shape[1];
 }
 
-/// The longest sequence of packed rows: what the caller says, or what host lengths show.
+/// The longest sequence of packed rows: what the caller says, or what host lengths show. Plans are
+/// made for it, so it is never more than all rows.
 int64_t packed_max(std::string_view op, std::string_view which, const TensorView& cu_seqlens,
                    int64_t total, const std::optional<int64_t>& stated, bool has_data) {
   if (!has_data || !is_host(cu_seqlens)) {
     if (!stated && has_data) {
       fail(op, "max_seqlen_", which, " is needed when cu_seqlens_", which, " is on a device");
     }
-    return stated.value_or(total);
+    return std::min(stated.value_or(total), total);
   }
   const std::string name = "cu_seqlens_" + std::string(which);
   const int64_t longest = longest_sequence(op, name, cu_seqlens, total);
   if (stated && *stated < longest) {
     fail(op, "max_seqlen_", which, " is ", *stated, ", but a sequence of ", name, " has ", longest);
   }
-  return stated.value_or(longest);
+  return std::min(stated.value_or(longest), total);
 }
 
 void set_lengths(std::string_view op, AttentionProblem& problem, const AttentionArgs& args,
@@ -101,6 +105,14 @@ void check_sizes(std::string_view op, const AttentionProblem& problem) {
     if (value < 1 || value > kMaxHeadDim) {
       fail(op, name, " is ", value, ", expected 1 to ", kMaxHeadDim);
     }
+  }
+}
+
+void check_lengths(std::string_view op, const AttentionProblem& problem) {
+  for (const auto& [name, value] :
+       {std::pair{"seqlen_q", problem.max_seqlen_q}, std::pair{"seqlen_k", problem.max_seqlen_k},
+        std::pair{"seqlen_new", problem.max_seqlen_new}}) {
+    if (value > kMaxLength) fail(op, name, " is ", value, ", expected at most ", kMaxLength);
   }
 }
 
@@ -289,6 +301,7 @@ AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool 
   set_sizes(problem, args);
   check_sizes(op, problem);
   set_lengths(op, problem, args, has_data);
+  check_lengths(op, problem);
   set_options(problem, args);
   check_score_shapes(op, problem, args);
   set_expressions(op, problem, args);
@@ -312,6 +325,11 @@ TensorLayout layout_of(const TensorView& tensor) {
       address == 0 ? kMaxAlignment
                    : std::min<int64_t>(kMaxAlignment, int64_t{1} << std::countr_zero(address));
   return layout;
+}
+
+int64_t AttentionPlan::bytes_for(std::string_view op, int64_t num_workers) const {
+  return (Count(workspace_bytes) + Count(num_workers) * worker_bytes)
+      .value(op, "bytes of workspace");
 }
 
 AttentionProblem make_attention_problem(const AttentionArgs& args, bool is_backward) {

@@ -123,6 +123,9 @@ struct AttentionPlan {
   std::vector<KernelChoice> kernels;  ///< what a GPU launches, in order; empty on the CPU
   /// What the implementation's launch wants to know besides, of a type of its own; may be null.
   std::shared_ptr<const void> details;
+
+  /// What a launch with that many workers takes. Throws Error where 64 bits do not count it.
+  int64_t bytes_for(std::string_view op, int64_t num_workers) const;
 };
 
 std::string to_string(const AttentionPlan& plan);
