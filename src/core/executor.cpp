@@ -104,7 +104,9 @@ Context with_workers_for(double work, const Context& context) {
   constexpr double kWorkPerWorker = 1 << 21;
   Context limited = context;
   const double workers = std::max(1.0, work / kWorkPerWorker);
-  if (workers < num_workers_of(context)) limited.max_workers = static_cast<int>(workers);
+  // Also where all may run: what a launch has made room for stays the limit, whatever becomes of
+  // the environment or of a caller's pool meanwhile.
+  limited.max_workers = static_cast<int>(std::min<double>(workers, num_workers_of(context)));
   return limited;
 }
 
@@ -125,10 +127,11 @@ void run_tasks(const Context& context, int64_t num_tasks, Executor::Task task, v
       std::atomic<int64_t> next{0};
       int64_t num_tasks;
     } drain{&guarded, {}, num_tasks};
-    const auto pull = [](void* state_pointer, int64_t, int worker_idx) {
+    // The drain's number is the worker's: the pool's own go up to its num_workers().
+    const auto pull = [](void* state_pointer, int64_t drain_idx, int) {
       auto& self = *static_cast<Drain*>(state_pointer);
       for (int64_t i = self.next++; i < self.num_tasks; i = self.next++) {
-        GuardedTask::run(self.guarded, i, worker_idx);
+        GuardedTask::run(self.guarded, i, static_cast<int>(drain_idx));
       }
     };
     context.executor->run(std::min<int64_t>(num_workers_of(context), num_tasks), pull, &drain);

@@ -78,6 +78,32 @@ TEST(CallersWorkspace, MayHoldNanAndHasTheSizeOfThePlan) {
   }
 }
 
+/// A pool of 64 whose one thread has the last number.
+class LastWorkerExecutor final : public Executor {
+ public:
+  int num_workers() const override { return 64; }
+  void run(int64_t num_tasks, Task task, void* state) override {
+    for (int64_t i = 0; i < num_tasks; ++i) task(state, i, 63);
+  }
+};
+
+TEST(CallersWorkspace, HasRoomForAllowedWorkersWhateverTheirNumberInThePool) {
+  LastWorkerExecutor executor;
+  for (const char* text : kWorkspaceProblems) {
+    const cli::OwnedCall owned = random_problem_call(text);
+    for (const std::string& implementation : owned.call.spec().implementations()) {
+      const size_t bytes = (planned_bytes(owned.call, implementation, 2) + 63) / 64 * 64;
+      const GuardedMemory memory(bytes, Placement::kEndsAtGuard);
+      const cli::OwnedCall own = cli::with_own_outputs(owned.call);
+      cli::run_forward_of(own.call, "reference", one_worker());
+      Context context = with_workspace(memory.data(), bytes, 2);
+      context.executor = &executor;
+      EXPECT_EQ(cli::run_forced(own.call, implementation, context).text, "")
+          << label(text, implementation);
+    }
+  }
+}
+
 TEST(CallersWorkspace, MayStartAtAnyByte) {
   const cli::OwnedCall owned = random_problem_call(kWorkspaceProblems[0]);
   for (const std::string& implementation : owned.call.spec().implementations()) {

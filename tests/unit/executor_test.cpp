@@ -80,7 +80,7 @@ TEST(ParallelFor, WorkerLimitHolds) {
   std::atomic<int> running{0};
   std::atomic<int> most{0};
   parallel_for(context, 64, [&](int64_t, int worker_idx) {
-    EXPECT_LT(worker_idx, 4);
+    EXPECT_LT(worker_idx, 2);
     const int now = ++running;
     int seen = most;
     while (now > seen && !most.compare_exchange_weak(seen, now)) {
@@ -90,6 +90,46 @@ TEST(ParallelFor, WorkerLimitHolds) {
   });
   EXPECT_LE(most, 2);
   EXPECT_EQ(pool.num_runs, 1);
+}
+
+/// A pool whose workers have the highest numbers that it may give them.
+class LastWorkersExecutor final : public Executor {
+ public:
+  int num_workers() const override { return num_workers_now; }
+  void run(int64_t num_tasks, Task task, void* state) override {
+    for (int64_t i = 0; i < num_tasks; ++i) {
+      task(state, i, num_workers_now - 1 - static_cast<int>(i % num_workers_now));
+    }
+  }
+  int num_workers_now = 64;
+};
+
+TEST(ParallelFor, NumbersWorkersBelowTheLimitWhateverTheirNumberInThePool) {
+  LastWorkersExecutor pool;
+  Context context;
+  context.executor = &pool;
+  for (const int max_workers : {0, 1, 2, 63, 64, 65}) {
+    context.max_workers = max_workers;
+    for (const int64_t num_tasks : {1, 2, 5, 1000}) {
+      int max_worker = -1;
+      const std::vector<int> once(static_cast<size_t>(num_tasks), 1);
+      EXPECT_EQ(count_tasks(context, num_tasks, &max_worker), once);
+      EXPECT_LT(max_worker, num_workers_of(context)) << max_workers << " for " << num_tasks;
+    }
+  }
+}
+
+TEST(ParallelFor, KeepsToTheWorkersOfALaunchWhenThePoolGrows) {
+  LastWorkersExecutor pool;
+  pool.num_workers_now = 3;
+  Context context;
+  context.executor = &pool;
+  const Context launch = with_workers_for(1e12, context);
+  ASSERT_EQ(num_workers_of(launch), 3);
+  pool.num_workers_now = 64;
+  int max_worker = -1;
+  count_tasks(launch, 1000, &max_worker);
+  EXPECT_LT(max_worker, 3);
 }
 
 TEST(ParallelFor, ConcurrentTasksHaveDifferentWorkers) {
