@@ -56,8 +56,8 @@ KernelChoice strided_kernel(const AttentionProblem& problem, std::string stem, s
 BlockMapPlan make_block_map_plan(const AttentionProblem& problem, int64_t num_m_blocks,
                                  int64_t block_n, int64_t num_heads) {
   BlockMapPlan blocks;
-  blocks.is_on =
-      ScoreFlags(problem).has_block_map() && problem.max_seqlen_k > 0 && num_m_blocks > 0;
+  blocks.is_on = ScoreFlags(problem).has_block_map() && problem.batch_size > 0 &&
+                 problem.max_seqlen_k > 0 && num_m_blocks > 0;
   if (!blocks.is_on) return blocks;
   blocks.map_batches = block_map_has_batches(problem) ? problem.batch_size : 1;
   blocks.map_heads = block_map_has_heads(problem) ? num_heads : 1;

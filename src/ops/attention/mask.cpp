@@ -59,6 +59,8 @@ AttentionMask::AttentionMask(const AttentionProblem& problem, const AttentionArg
     num_list_batches_ = std::max(args.block_counts.shape[0], args.block_indices.shape[0]);
     num_list_heads_ = std::max(args.block_counts.shape[1], args.block_indices.shape[1]);
   }
+  // A batch of 0 may come with lists for one sequence, or none, which stand for nobody.
+  if (problem.batch_size == 0) num_list_batches_ = 0;
   for (int64_t b = 0; b < num_list_batches_; ++b) {
     for (int64_t h = 0; h < num_list_heads_; ++h) {
       block_lists_.push_back(std::make_shared<const BlockList>(args, b, h));
