@@ -446,6 +446,34 @@ std::vector<Case> length_cases() {
        [](C& c) {
          c.list_blocks({1, 1}, {0, 9, 2, 9});
        }},
+      {"ListedBlockOfASequenceThatSharesItsCounts",
+       {"block_indices[1, 0, 1, 0] is -7", "2 blocks of 5 keys"},
+       [](C& c) {
+         c.list_blocks({1, 1}, {0, 9, 1, 9});
+         c.args.block_indices = c.keep(
+             Tensor::of(DType::kI32, {2, 1, 2, 2}, std::vector<double>{0, 9, 1, 9, 0, 9, -7, 9}));
+       }},
+      {"ListedBlockOfAHeadThatSharesItsCounts",
+       {"block_indices[0, 3, 0, 0] is 2", "2 blocks of 5 keys"},
+       [](C& c) {
+         c.list_blocks({1, 1}, {0, 9, 1, 9});
+         c.args.block_indices = c.keep(
+             Tensor::of(DType::kI32, {1, 4, 2, 1}, std::vector<double>{0, 1, 1, 0, 0, 0, 2, 1}));
+       }},
+      {"CountOfASequenceThatSharesItsIndices",
+       {"block_counts[1, 0, 0] is 3", "room for 2"},
+       [](C& c) {
+         c.list_blocks({1, 1}, {0, 1, 1, 0});
+         c.args.block_counts =
+             c.keep(Tensor::of(DType::kI32, {2, 1, 2}, std::vector<double>{1, 2, 3, 1}));
+       }},
+      {"SharedEntryBeyondACountOfOneSequenceAlone",
+       {"block_indices[0, 0, 1, 1] is 9"},
+       [](C& c) {
+         c.list_blocks({1, 1}, {0, 9, 1, 9});
+         c.args.block_counts =
+             c.keep(Tensor::of(DType::kI32, {2, 1, 2}, std::vector<double>{1, 1, 1, 2}));
+       }},
       {"CountsWithoutIndices",
        {"block_counts and block_indices"},
        [](C& c) {

@@ -60,20 +60,25 @@ void check_block_list(std::string_view op, const AttentionProblem& problem,
   const TensorView& indices = args.block_indices;
   if (problem.batch_size == 0) return;  // either tensor may have a line all the same
   const int64_t num_cols = (problem.max_seqlen_k + problem.block_cols - 1) / problem.block_cols;
-  for (int64_t b = 0; b < counts.shape[0]; ++b) {
-    for (int64_t h = 0; h < counts.shape[1]; ++h) {
+  const int64_t num_batches = std::max(counts.shape[0], indices.shape[0]);
+  const int64_t num_heads = std::max(counts.shape[1], indices.shape[1]);
+  for (int64_t b = 0; b < num_batches; ++b) {
+    for (int64_t h = 0; h < num_heads; ++h) {
+      const int64_t count_b = std::min(b, counts.shape[0] - 1);
+      const int64_t count_h = std::min(h, counts.shape[1] - 1);
+      const int64_t index_b = std::min(b, indices.shape[0] - 1);
+      const int64_t index_h = std::min(h, indices.shape[1] - 1);
       for (int64_t m = 0; m < counts.shape[2]; ++m) {
-        const int64_t count = element<int32_t>(counts, {b, h, m});
+        const int64_t count = element<int32_t>(counts, {count_b, count_h, m});
         if (count < 0 || count > indices.shape[3]) {
-          fail(op, "block_counts[", b, ", ", h, ", ", m, "] is ", count,
+          fail(op, "block_counts[", count_b, ", ", count_h, ", ", m, "] is ", count,
                ", block_indices has room for ", indices.shape[3]);
         }
         for (int64_t n = 0; n < count; ++n) {
-          const int64_t col = element<int32_t>(indices, {std::min(b, indices.shape[0] - 1),
-                                                         std::min(h, indices.shape[1] - 1), m, n});
+          const int64_t col = element<int32_t>(indices, {index_b, index_h, m, n});
           if (col < 0 || col >= num_cols) {
-            fail(op, "block_indices[", b, ", ", h, ", ", m, ", ", n, "] is ", col, ", there are ",
-                 num_cols, " blocks of ", problem.block_cols, " keys");
+            fail(op, "block_indices[", index_b, ", ", index_h, ", ", m, ", ", n, "] is ", col,
+                 ", there are ", num_cols, " blocks of ", problem.block_cols, " keys");
           }
         }
       }
