@@ -80,5 +80,40 @@ TEST(LongSequences, WhoseSizesDoNotFitIn64BitsAreErrors) {
             "attention_bwd: seqlen_q is 4503599627370497, expected at most 4503599627370496");
 }
 
+TEST(PagedKeys, WhoseNumberOverflowsAreAnError) {
+  EXPECT_EQ(fault_of("attention_fwd:block_table:ps1099511627776:pp1099511627776:np1:d1"),
+            "attention_fwd: block_table has 1099511627776 pages of 1099511627776 keys for a "
+            "sequence, expected at most 4503599627370496 keys");
+  EXPECT_EQ(fault_of("attention_fwd:block_table:ps1099511627776:pp8192:np1:d1"),
+            "attention_fwd: seqlen_k is 9007199254740992, expected at most 4503599627370496");
+  // The same with memory: 2^31 entries of stride 0 that name one page of 2^33 keys of stride 0.
+  const Tensor q = Tensor::random(DType::kF32, {1, 1, 1, 8}, 1);
+  const Tensor row = Tensor::random(DType::kF32, {8}, 2);
+  const Tensor page = Tensor::ints({0});
+  const Tensor used = Tensor::ints({3});
+  const Tensor out(DType::kF32, {1, 1, 1, 8});
+  const int64_t pool_shape[] = {1, int64_t{1} << 33, 1, 8};
+  const int64_t pool_strides[] = {0, 0, 0, 1};
+  const TensorView pool(row.view().data, DType::kF32, pool_shape, pool_strides);
+  const int64_t table_shape[] = {1, int64_t{1} << 31};
+  const int64_t table_strides[] = {0, 0};
+  AttentionOptions options;
+  options.block_table = TensorView(page.view().data, DType::kI32, table_shape, table_strides);
+  options.seqused_k = used;
+  for (const std::string& implementation : all_implementations()) {
+    Context context = one_worker();
+    context.implementation = implementation;
+    try {
+      attention_fwd(q, pool, pool, out, {}, options, context);
+      ADD_FAILURE() << implementation;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      EXPECT_NE(std::string(error.what()).find("block_table has 2147483648 pages of 8589934592"),
+                std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashtile::test

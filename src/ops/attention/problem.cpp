@@ -73,7 +73,11 @@ void set_lengths(std::string_view op, AttentionProblem& problem, const Attention
           ? packed_max(op, "q", args.cu_seqlens_q, problem.total_q, args.max_seqlen_q, has_data)
           : args.q.shape[1];
   if (args.block_table) {
-    problem.max_seqlen_k = args.block_table.shape[1] * problem.page_size;
+    const int64_t pages = args.block_table.shape[1];
+    if (__builtin_mul_overflow(pages, problem.page_size, &problem.max_seqlen_k)) {
+      fail(op, "block_table has ", pages, " pages of ", problem.page_size,
+           " keys for a sequence, expected at most ", kMaxLength, " keys");
+    }
   } else if (problem.is_packed_k) {
     problem.max_seqlen_k =
         packed_max(op, "k", args.cu_seqlens_k, problem.total_k, args.max_seqlen_k, has_data);
