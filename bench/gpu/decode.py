@@ -178,7 +178,8 @@ def measure(shape, lib, generator, read, rounds):
         launches = timing.interleaved(eager, 3, round_ms=5.0)
     results = {}
     for name, time in times.items():
-        results[name] = {key: value / count for key, value in time.items()}
+        results[name] = {key: value / count if key.startswith("ms") else value
+                         for key, value in time.items()}
         results[name]["gb_s"] = problem.cache_bytes / results[name]["ms"] * 1e-6
         if name in launches:
             results[name]["launch_ms"] = launches[name]["ms"]

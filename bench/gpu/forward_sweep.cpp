@@ -44,52 +44,65 @@ struct Point {
 
 struct Shape {
   int block_m, block_n, slice, warps_m, num_stages, min_ctas;
-  bool query_in_registers;
+  bool query_in_registers = false;
   bool runs_ahead = false;
   int warps_n = 1;
+  bool shares_weights = false;
+  int num_splits = 0;  ///< 0: what the plan chooses
 
   std::string name() const {
     return std::to_string(block_m) + "x" + std::to_string(block_n) + " slice " +
-           std::to_string(slice) + " warps " + std::to_string(warps_m) + " stages " +
+           std::to_string(slice) + " warps " + std::to_string(warps_m) +
+           (warps_n > 1 ? "x" + std::to_string(warps_n) : "") + " stages " +
            std::to_string(num_stages) + " ctas " + std::to_string(min_ctas) +
-           (warps_n > 1 ? "x" + std::to_string(warps_n) : "") +
-           (query_in_registers ? " q-regs" : "") + (runs_ahead ? " ahead" : "");
+           (query_in_registers ? " q-regs" : "") + (runs_ahead ? " ahead" : "") +
+           (shares_weights ? " shares" : "") +
+           (num_splits > 0 ? " splits " + std::to_string(num_splits) : "");
   }
 };
 
-std::vector<Shape> decode_shapes() {
-  return {{16, 64, 16, 1, 2, 1, false, false, 4},  {16, 64, 16, 1, 3, 1, false, false, 4},
-          {16, 64, 16, 1, 4, 1, false, false, 4},  {16, 128, 32, 1, 2, 1, false, false, 4},
-          {16, 128, 16, 1, 2, 1, false, false, 4}, {16, 32, 16, 1, 4, 4, false, false, 2},
-          {16, 64, 16, 1, 1, 4, false, false, 4},  {16, 64, 16, 1, 2, 3, true, false, 4},
-          {16, 64, 16, 1, 2, 3, true, true, 4}};
+/// The planned shape first.
+std::vector<Shape> decode_shapes(int64_t splits) {
+  const auto with = [](Shape shape, int64_t num_splits) {
+    shape.warps_n = 4;
+    shape.num_splits = static_cast<int>(std::clamp<int64_t>(num_splits, 1, 128));
+    return shape;
+  };
+  std::vector<Shape> shapes = {with({16, 64, 16, 1, 2, 1}, splits)};
+  for (const int64_t count : {splits / 2, splits, splits * 2}) {
+    if (count == 0) continue;
+    shapes.push_back(with({16, 64, 16, 1, 3, 1}, count));
+    shapes.push_back(with({16, 64, 16, 1, 4, 1}, count));
+    shapes.push_back(with({16, 128, 32, 1, 2, 1}, count));
+    shapes.push_back(with({16, 64, 16, 1, 2, 3, true}, count));
+  }
+  shapes.push_back({16, 32, 16, 1, 4, 4, false, false, 2});
+  return shapes;
 }
 
 std::vector<Shape> shapes_for(int64_t dim) {
   if (dim <= 64) {
-    return {{128, 64, 64, 4, 2, 2, false},       {128, 64, 64, 4, 2, 2, true, true},
-            {128, 64, 64, 4, 2, 2, false, true}, {128, 128, 64, 4, 2, 2, false},
-            {128, 128, 64, 4, 2, 2, true},       {128, 128, 32, 4, 2, 2, true},
-            {128, 64, 64, 4, 2, 3, false},       {128, 64, 64, 4, 1, 3, false},
-            {128, 64, 64, 4, 1, 2, false},       {64, 64, 64, 4, 2, 4, true},
-            {64, 64, 64, 4, 2, 4, true, true},   {64, 64, 64, 4, 2, 3, true, true},
-            {64, 64, 64, 2, 2, 4, false},        {128, 32, 32, 4, 2, 3, true, true},
-            {128, 128, 64, 8, 2, 2, true},       {128, 64, 32, 4, 2, 3, true}};
+    return {
+        {128, 64, 64, 4, 2, 2},        {128, 64, 64, 4, 2, 3},        {128, 64, 64, 4, 1, 3},
+        {128, 128, 64, 4, 2, 2, true}, {128, 128, 64, 4, 1, 2, true}, {128, 128, 64, 4, 1, 2},
+        {64, 64, 64, 2, 1, 5},         {64, 64, 64, 2, 2, 5},         {64, 64, 64, 2, 1, 6},
+        {64, 128, 64, 2, 1, 4, true},  {64, 128, 64, 2, 1, 4},        {64, 64, 64, 4, 2, 4, true},
+        {64, 64, 32, 2, 1, 6},         {64, 64, 64, 2, 1, 4, true}};
   }
   if (dim <= 128) {
-    return {{128, 64, 64, 4, 2, 2, false},       {128, 64, 64, 4, 1, 2, false},
-            {128, 32, 32, 4, 2, 2, false, true}, {64, 64, 64, 4, 1, 3, false},
-            {64, 64, 64, 4, 1, 4, false},        {64, 64, 64, 4, 2, 2, true, true},
-            {64, 64, 64, 2, 1, 4, false},        {128, 64, 64, 8, 1, 2, false},
-            {256, 64, 64, 8, 2, 1, false},       {128, 64, 64, 8, 2, 1, true, true},
-            {128, 128, 64, 8, 2, 1, true}};
+    return {{64, 64, 64, 2, 1, 4},
+            {128, 64, 64, 4, 2, 2},
+            {128, 64, 64, 4, 1, 2},
+            {64, 32, 32, 2, 2, 4},
+            {128, 128, 64, 4, 1, 2},
+            {64, 64, 32, 2, 1, 4},
+            {64, 64, 32, 2, 1, 3, false, false, 2, true}};
   }
-  return {{128, 64, 64, 8, 2, 1, false},      {128, 64, 32, 8, 2, 1, true},
-          {64, 64, 64, 4, 1, 2, false},       {64, 64, 32, 4, 1, 2, false},
-          {64, 32, 32, 4, 2, 2, false, true}, {64, 32, 32, 4, 2, 2, true, true},
-          {64, 32, 32, 4, 2, 2, true},        {64, 32, 32, 4, 1, 2, true},
-          {128, 64, 64, 8, 1, 1, false},      {128, 64, 64, 8, 2, 1, false, true},
-          {128, 32, 32, 8, 2, 1, true, true}, {64, 64, 64, 4, 2, 1, false, true}};
+  return {{64, 64, 64, 4, 1, 2},
+          {64, 64, 32, 2, 1, 2, false, false, 2, true},
+          {64, 32, 16, 2, 2, 2, false, false, 2, true},
+          {128, 64, 32, 4, 1, 1, false, false, 2, true},
+          {128, 64, 32, 4, 2, 1, false, false, 2, true}};
 }
 
 std::shared_ptr<void> allocate(int64_t bytes, const Context& context) {
@@ -125,7 +138,7 @@ double milliseconds(const Context& context, int repeats, const Run& run) {
 
 struct Candidate {
   Shape shape;
-  cuda::ForwardPlan plan;
+  AttentionPlan plan;
   const cuda::Function* function = nullptr;
   std::string fault;
   double difference = 0;
@@ -143,17 +156,22 @@ class Sweep {
     context_.device = {DeviceType::kCuda, 0};
     if (!settings_.json.empty()) json_.open(settings_.json);
     const int64_t bytes = settings_.tokens * settings_.hidden * 2;
+    memory_elements_ = std::max(settings_.tokens * settings_.hidden, kCacheElements);
+    const int64_t copies = (memory_elements_ * 2 + bytes - 1) / bytes;
     std::vector<uint16_t> numbers(static_cast<size_t>(settings_.tokens * settings_.hidden));
     std::mt19937 generator(1);
     std::normal_distribution<float> normal;
     for (int t = 0; t < 3; ++t) {
       for (uint16_t& number : numbers) number = float_to_bf16(normal(generator));
-      inputs_.push_back(allocate(bytes, context_));
+      inputs_.push_back(allocate(copies * bytes, context_));
       const cuda::CurrentContext current(context_);
-      current.driver().check(current.api().cuMemcpyHtoDAsync(
-                                 reinterpret_cast<cuda::driver::Address>(inputs_.back().get()),
-                                 numbers.data(), static_cast<size_t>(bytes), nullptr),
-                             "copy");
+      for (int64_t copy = 0; copy < copies; ++copy) {
+        char* target = static_cast<char*>(inputs_.back().get()) + copy * bytes;
+        current.driver().check(
+            current.api().cuMemcpyHtoDAsync(reinterpret_cast<cuda::driver::Address>(target),
+                                            numbers.data(), static_cast<size_t>(bytes), nullptr),
+            "copy");
+      }
       wait(context_);
     }
     out_ = allocate(bytes, context_);
@@ -164,7 +182,14 @@ class Sweep {
   }
 
   void run(const Point& point) {
-    const AttentionArgs args = arguments(point);
+    if (point.decode_batch * point.heads_kv * point.seqlen * point.dim > memory_elements_) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "a decode is larger than the memory of this program");
+    }
+    // Decodes find none of their keys in the L2 cache: they take turns over the memory.
+    std::vector<AttentionArgs> turns;
+    for (int64_t turn = 0; turn < num_turns(point); ++turn) turns.push_back(arguments(point, turn));
+    const AttentionArgs& args = turns.front();
     AttentionProblem problem = make_attention_problem(args, /*is_backward=*/false);
     problem.gpu = &gpu_model(problem.device);
     std::vector<Candidate> candidates = prepare(problem, point);
@@ -174,8 +199,10 @@ class Sweep {
       std::shuffle(candidates.begin(), candidates.end(), shuffle_);
       for (Candidate& candidate : candidates) {
         if (!candidate.fault.empty()) continue;
+        size_t turn = 0;
         const auto launch = [&] {
-          cuda::launch_forward_plan(problem, candidate.plan, args, context_);
+          cuda::launch_attention_fwd(problem, candidate.plan, turns[turn++ % turns.size()],
+                                     context_);
         };
         if (round == 0) launch();
         candidate.times.push_back(milliseconds(context_, repeats(work), launch));
@@ -189,6 +216,8 @@ class Sweep {
 
  private:
   static constexpr int64_t kWorkspaceBytes = int64_t{1} << 28;
+  /// Of keys, and of values: the largest decode that is timed.
+  static constexpr int64_t kCacheElements = int64_t{1} << 26;
 
   static int repeats(double work) {
     return work < 1e7 ? 1 : std::clamp(static_cast<int>(8e12 / work), 2, 200);
@@ -204,7 +233,13 @@ class Sweep {
            static_cast<double>(settings_.hidden) * (point.causal ? 0.5 : 1.0);
   }
 
-  AttentionArgs arguments(const Point& point) const {
+  int64_t num_turns(const Point& point) const {
+    if (point.decode_batch == 0) return 1;
+    const int64_t elements = point.decode_batch * point.heads_kv * point.seqlen * point.dim;
+    return std::clamp<int64_t>(memory_elements_ / elements, 1, 64);
+  }
+
+  AttentionArgs arguments(const Point& point, int64_t turn) const {
     AttentionArgs args;
     const bool is_decode = point.decode_batch > 0;
     const int64_t batch = is_decode ? point.decode_batch : settings_.tokens / point.seqlen;
@@ -220,6 +255,9 @@ class Sweep {
     args.q = view(inputs_[0], shape);
     args.k = view(inputs_[1], cache);
     args.v = view(inputs_[2], cache);
+    const int64_t skipped = turn * args.k.numel() * 2;
+    args.k.data = static_cast<char*>(args.k.data) + skipped;
+    args.v.data = static_cast<char*>(args.v.data) + skipped;
     args.out = view(out_, shape);
     args.lse = TensorView(lse_.get(), DType::kF32, {shape[0], shape[2], shape[1]});
     args.lse.device = context_.device;
@@ -229,25 +267,35 @@ class Sweep {
 
   std::vector<Candidate> prepare(const AttentionProblem& problem, const Point& point) {
     std::vector<Candidate> candidates;
-    for (const Shape& shape : point.decode_batch > 0 ? decode_shapes() : shapes_for(point.dim)) {
+    const int64_t planned = cuda::make_forward_plan(problem).num_splits;
+    for (const Shape& shape :
+         point.decode_batch > 0 ? decode_shapes(planned) : shapes_for(point.dim)) {
       cuda::ForwardTiling tiling;
       const auto dim = static_cast<int>(point.dim);
-      tiling.shape = {
-          2, dim, dim, shape.block_m, shape.block_n, shape.warps_m, shape.warps_n, shape.num_stages,
-          0};
+      tiling.shape = {2,
+                      dim,
+                      dim,
+                      shape.block_m,
+                      shape.block_n,
+                      shape.warps_m,
+                      shape.warps_n,
+                      shape.num_stages,
+                      0,
+                      shape.shares_weights};
+      tiling.num_splits = shape.num_splits;
       tiling.slice = shape.slice;
       tiling.min_ctas = shape.min_ctas;
       tiling.query_in_registers = shape.query_in_registers;
       tiling.runs_ahead = shape.runs_ahead;
       if (tiling.shape.shared_bytes() > problem.gpu->shared_bytes_per_cta) continue;
-      candidates.push_back({shape, cuda::make_forward_plan(problem, tiling), nullptr, "", 0, {}});
+      candidates.push_back({shape, cuda::plan_attention_fwd(problem, tiling), nullptr, "", 0, {}});
     }
     std::vector<std::thread> threads;
     for (Candidate& candidate : candidates) {
       threads.emplace_back([&] {
         try {
-          const auto kernels = cuda::forward_kernels(problem, candidate.plan);
-          candidate.function = &cuda::get_kernel(kernels.front().source, context_);
+          load_kernels(candidate.plan.kernels, context_);
+          candidate.function = &cuda::get_kernel(candidate.plan.kernels.front().source, context_);
         } catch (const Error& error) {
           candidate.fault = error.what();
         }
@@ -281,7 +329,7 @@ class Sweep {
       }
       cuda::fill_bytes(out_.get(), 0xff, settings_.tokens * settings_.hidden * 2, context_);
       try {
-        cuda::launch_forward_plan(problem, candidate.plan, args, context_);
+        cuda::launch_attention_fwd(problem, candidate.plan, args, context_);
         wait(context_);
       } catch (const Error& error) {
         candidate.fault = error.what();
@@ -318,6 +366,7 @@ class Sweep {
   Context context_;
   Settings settings_;
   std::ofstream json_;
+  int64_t memory_elements_ = 0;
   std::mt19937 shuffle_{7};
   std::vector<std::shared_ptr<void>> inputs_;
   std::shared_ptr<void> out_, lse_, workspace_;
@@ -353,15 +402,20 @@ int main(int argc, char** argv) {
     }
   }
   if (points.empty()) {
-    for (const int64_t dim : {64, 128, 256}) {
-      for (const bool causal : {false, true}) {
-        for (const int64_t seqlen : {512, 2048, 16384}) points.push_back({dim, seqlen, causal});
-      }
+    for (const bool causal : {false, true}) {
+      for (const int64_t seqlen : {512, 1024, 2048}) points.push_back({64, seqlen, causal});
+      for (const int64_t seqlen : {512, 2048}) points.push_back({128, seqlen, causal});
+      for (const int64_t seqlen : {512, 2048}) points.push_back({256, seqlen, causal});
     }
-    // As much memory as inputs have, twice the L2 cache.
-    points.push_back({128, 32768, false, 1, 32, 8});
-    points.push_back({128, 1024, false, 32, 32, 8});
-    points.push_back({128, 2048, false, 4, 32, 32});
+    for (const int64_t dim : {64, 128, 256}) points.push_back({dim, 16384, false});
+    // Caches of 4 to 268 MB.
+    for (const Point& decode :
+         {Point{128, 1024, false, 1, 32, 8}, Point{128, 4096, false, 1, 8, 8},
+          Point{128, 1024, false, 16, 32, 8}, Point{128, 16384, false, 1, 32, 8},
+          Point{128, 8192, false, 1, 64, 64}, Point{128, 16384, false, 4, 32, 8},
+          Point{128, 8192, false, 16, 16, 4}}) {
+      points.push_back(decode);
+    }
   }
   try {
     Sweep sweep(settings);

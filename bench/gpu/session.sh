@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that needs a GPU, in one go: builds, checks, then times. Results go to $OUT.
-#   bench/gpu/session.sh [build] [golden] [check] [sweep] [forward] [decode] [backward_sweep]
-#     [backward]                                                       (default: all)
+#   bench/gpu/session.sh [build] [golden] [check] [sweep] [forward] [options] [decode]
+#     [backward_sweep] [backward]                                      (default: all)
 # $BUILD may hold programs that were built on another machine (flashtile,
 # forward_sweep, backward_sweep, libflashtile.so.X.Y.Z): leave `build` out then.
 set -u
@@ -12,7 +12,7 @@ OUT=${OUT:-/tmp/flashtile-gpu}
 BUILD=${BUILD:-build/gpu}
 mkdir -p "$OUT"
 export FLASHTILE_CACHE_DIR=${FLASHTILE_CACHE_DIR:-$OUT/../flashtile-cache}
-parts=${*:-build golden check sweep forward decode backward_sweep backward}
+parts=${*:-build golden check sweep forward options decode backward_sweep backward}
 jobs=$(nproc)
 
 has() { [[ " $parts " == *" $1 "* ]]; }
@@ -59,6 +59,12 @@ if has forward; then
   library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
   python3 bench/gpu/forward.py --library "$library" --json "$OUT/forward.jsonl" 2>&1 |
     tee "$OUT/forward.txt"
+fi
+if has options; then
+  step options
+  library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
+  python3 bench/gpu/options.py --library "$library" --json "$OUT/options.jsonl" 2>&1 |
+    tee "$OUT/options.txt"
 fi
 if has decode; then
   step decode

@@ -20,32 +20,52 @@ class Rotation:
         self.next = (self.next + 1) % len(self.functions)
 
 
-def milliseconds(run, repeats):
+def clock_mhz():
+    """The clock of the multiprocessors at this moment; None where nothing says it."""
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        return pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    except Exception:  # the times stand without it
+        return None
+
+
+def milliseconds(run, repeats, clocks=None):
+    """`clocks` gets the clock while the last of them run."""
     start = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(repeats):
         run()
     end.record()
+    if clocks is not None:
+        clocks.append(clock_mhz())
     end.synchronize()
     return start.elapsed_time(end) / repeats
 
 
 def interleaved(functions, rounds=7, round_ms=30.0):
-    """Median and spread of each function's time: {name: {"ms", "ms_min", "ms_max"}}."""
+    """Median and spread of each function's time, and the clock that it ran at, which is lower
+    beside functions that take more power: {name: {"ms", "ms_min", "ms_max", "run_mhz"}}."""
     repeats = {}
     for name, run in functions.items():
         run()
         once = milliseconds(run, 2)
         repeats[name] = max(1, min(2000, int(round_ms / max(once, 1e-4))))
     samples = {name: [] for name in functions}
+    clocks = {name: [] for name in functions}
     names = list(functions)
     for _ in range(rounds):
         random.shuffle(names)
         for name in names:
-            samples[name].append(milliseconds(functions[name], repeats[name]))
-    return {name: {"ms": statistics.median(times), "ms_min": min(times), "ms_max": max(times)}
-            for name, times in samples.items()}
+            samples[name].append(milliseconds(functions[name], repeats[name], clocks[name]))
+    results = {}
+    for name, times in samples.items():
+        results[name] = {"ms": statistics.median(times), "ms_min": min(times), "ms_max": max(times)}
+        if all(clocks[name]):
+            results[name]["run_mhz"] = statistics.median(clocks[name])
+    return results
 
 
 def device_record():

@@ -32,6 +32,8 @@ struct KernelChoice {
   int64_t num_threads = 0;   ///< of a CTA
   int64_t shared_bytes = 0;  ///< dynamic shared memory of a CTA
   int64_t cluster_size = 1;  ///< CTAs of a cluster, along x
+  /// May start before the kernel in front of it has ended (LaunchShape::overlaps_previous).
+  bool overlaps_previous = false;
 };
 
 /// "attention_fwd_portable sm_89, grid 64x8x2, 128 threads, 65536 bytes shared".

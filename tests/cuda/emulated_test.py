@@ -32,6 +32,10 @@ PROBLEMS = {
         "attention_bwd:b1:hq2:hkv1:sq70:sk140:d64:causal:bf16",
         "attention_bwd:b1:hq1:sq70:sk60:d96:dropout_p=0.2:softcap=5:f16",
         "attention_bwd:b2:hq1:cu_seqlens_q={0,30,60}:cu_seqlens_k={0,20,100}:d20:dv40:bf16",
+        "attention_bwd:b1:hq2:hkv1:sq70:sk80:d20:causal:dropout_p=0.2:f32",
+        "attention_bwd:b2:hq2:sq70:sk90:d16:bias[1,1,1,sk]:leftpad_k:deterministic:bf16",
+        "attention_bwd:b1:hq2:sq40:sk50:d16:alibi_slopes[hq]:aux.t[90]:deterministic:f16"
+        ":score='score + t[q_idx - k_idx + 50]'",
     ],
     "89": ["attention_fwd:b1:hq1:sq33:sk40:d300:dv300:f16",
            "attention_fwd:b1:hq2:sq40:sk70:d256:causal:bf16",

@@ -80,8 +80,8 @@ TEST(ForwardPlan, MasksThatArePositionsNeedNoMap) {
 
 TEST(ForwardPlan, SplitsKeysOnlyWhereCtasAreFew) {
   const auto grid_of = [](const std::string& text) { return forward_of(text, "sm_90a").grid[0]; };
-  // 16 query tiles of 16 heads of 8 sequences: every multiprocessor has work.
-  EXPECT_EQ(grid_of("attention_fwd:b8:hq16:sq2048:d128:bf16"), 16 * 16 * 8);
+  // 32 query tiles of 16 heads of 8 sequences: every multiprocessor has work.
+  EXPECT_EQ(grid_of("attention_fwd:b8:hq16:sq2048:d128:bf16"), 32 * 16 * 8);
   // One token of two sequences: many CTAs for each of four key heads.
   const int64_t few = grid_of("attention_fwd:b2:hq32:hkv4:sq1:sk65536:d128:bf16");
   EXPECT_GE(few, 132);
@@ -111,9 +111,9 @@ TEST(ForwardPlan, NumbersAreNoPartOfTheProgram) {
   EXPECT_EQ(text_of("dropout_p=0.1:dropout_seed=3"), text_of("dropout_p=0.5:dropout_seed=4"));
   EXPECT_EQ(text_of("score='score * param.a':param.a=1"),
             text_of("score='score * param.a':param.a=2"));
-  // Whether keys are split is one thing that sizes decide; here neither is.
+  // Sizes decide whether keys are split, and whether a tile is for few blocks of keys; not here.
   EXPECT_EQ(forward_of("attention_fwd:b2:hq8:sq300:d64:bf16", "sm_80").source,
-            forward_of("attention_fwd:b50:hq4:hkv2:sq999:sk1234:d64:bf16", "sm_80").source);
+            forward_of("attention_fwd:b50:hq4:hkv2:sq999:sk900:d64:bf16", "sm_80").source);
 }
 
 TEST(ForwardPlan, CopiesAsWideAsStridesAllow) {
@@ -161,16 +161,44 @@ TEST(ForwardPlan, ShapesFollowWhatWasMeasured) {
     return forward_of(text, arch).source.config.find(member) != std::string::npos;
   };
   const std::string at_64 = "attention_fwd:b1:hq16:d64:bf16:";
-  EXPECT_TRUE(holds(at_64 + "sq4096", "sm_90a", "kBlockN = 128;"));
-  EXPECT_TRUE(holds(at_64 + "sq2048", "sm_90a", "kBlockN = 64;"));
+  EXPECT_TRUE(holds(at_64 + "sq2048", "sm_90a", "kBlockN = 128;"));
+  EXPECT_TRUE(holds(at_64 + "sq2048", "sm_80", "kBlockN = 128;"));
+  EXPECT_TRUE(holds(at_64 + "sq2048", "sm_89", "kBlockN = 64;"));  // memory for one CTA only
+  EXPECT_TRUE(holds(at_64 + "sq512", "sm_90a", "kMinCtas = 3;"));
+  EXPECT_TRUE(holds(at_64 + "sq512:causal", "sm_90a", "kNumStages = 1;"));
   EXPECT_TRUE(holds(at_64 + "sq4096:softcap=20", "sm_90a", "kBlockN = 64;"));
-  EXPECT_TRUE(holds(at_64 + "sq4096", "sm_80", "kBlockN = 64;"));
   EXPECT_TRUE(holds(at_64 + "sq4096:mask='k_idx % 2 == 0'", "sm_90a", "kBlockN = 64;"));
-  // Two small CTAs where they fit beside each other, else a large one where that fits.
+  // Four small CTAs where they fit beside each other.
+  const std::string at_128 = "attention_fwd:b1:hq16:d128:sq2048:bf16";
+  EXPECT_TRUE(holds(at_128, "sm_90a", "kMinCtas = 4;"));
+  EXPECT_TRUE(holds(at_128, "sm_80", "kMinCtas = 2;"));
+  EXPECT_TRUE(holds(at_128 + ":alibi_slopes[hq]", "sm_90a", "kMinCtas = 2;"));
+  // Two small CTAs where they fit beside each other, else a large one where that fits; both with
+  // warps that exchange weights.
   const std::string at_256 = "attention_fwd:b1:hq16:d256:sq2048:bf16";
   EXPECT_TRUE(holds(at_256, "sm_90a", "kBlockM = 64;"));
+  EXPECT_TRUE(holds(at_256, "sm_90a", "kSharesWeights = true;"));
   EXPECT_TRUE(holds(at_256, "sm_80", "kBlockM = 128;"));
+  EXPECT_TRUE(holds(at_256, "sm_80", "kSharesWeights = true;"));
   EXPECT_TRUE(holds(at_256, "sm_89", "kBlockM = 64;"));
+  EXPECT_TRUE(holds(at_256, "sm_89", "kSharesWeights = false;"));
+}
+
+TEST(ForwardPlan, PartsAreCombinedWhileTheyEnd) {
+  const auto combine_of = [](const std::string& text, const std::string& arch) {
+    const KernelChoice kernel = kernels_of(text, arch).back();
+    EXPECT_EQ(kernel.source.stem, "attention_combine");
+    return kernel;
+  };
+  const std::string decode = "attention_fwd:b2:hq32:hkv4:sq1:sk65536:d128:bf16";
+  // The launch overlaps where kernels can wait for the one before them.
+  EXPECT_TRUE(combine_of(decode, "sm_90a").overlaps_previous);
+  EXPECT_FALSE(combine_of(decode, "sm_80").overlaps_previous);
+  // A CTA for each row of many parts: 32 heads of 2 sequences.
+  EXPECT_EQ(combine_of(decode, "sm_90a").grid[0], 64);
+  // Four rows of few parts.
+  const std::string few = "attention_fwd:b1:hq64:sq100:sk4096:d128:bf16";
+  EXPECT_EQ(combine_of(few, "sm_90a").grid[0], 64 * 100 / 4);
 }
 
 TEST(ForwardPlan, DivisorsDivideExactly) {

@@ -10,14 +10,6 @@
 namespace flashtile::cuda {
 namespace {
 
-LaunchShape shape_of(const KernelChoice& kernel) {
-  LaunchShape shape;
-  shape.grid.x = static_cast<uint32_t>(kernel.grid[0]);
-  shape.num_threads = static_cast<uint32_t>(kernel.num_threads);
-  shape.shared_bytes = static_cast<uint32_t>(kernel.shared_bytes);
-  return shape;
-}
-
 template <class T>
 T* at(char* workspace, const WorkspaceRegion& region) {
   return region.bytes == 0 ? nullptr : reinterpret_cast<T*>(workspace + region.offset);
@@ -39,6 +31,7 @@ device::GridParam grid_param(const ForwardPlan& plan, char* workspace) {
   grid.num_splits = static_cast<int>(plan.num_splits);
   grid.num_v_parts = static_cast<int>(plan.num_v_parts);
   grid.combine_ctas = static_cast<int>(std::max<int64_t>(plan.combine_ctas, 1));
+  grid.combine_warps = static_cast<int>(plan.combine_warps);
   grid.descending = plan.is_descending ? 1 : 0;
   grid.partial_out = at<float>(workspace, plan.partial_out);
   grid.partial_lse = at<float>(workspace, plan.partial_lse);
@@ -142,7 +135,7 @@ void launch_forward_kernels(const AttentionProblem& problem, const ForwardPlan& 
     functions.push_back(&get_kernel(kernel.source, context));
   }
   for (size_t n = 0; n < kernels.size(); ++n) {
-    launch(*functions[n], shape_of(kernels[n]), context,
+    launch(*functions[n], launch_shape(kernels[n]), context,
            arguments.of(kernels[n].source.stem).data());
   }
 }

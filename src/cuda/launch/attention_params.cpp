@@ -133,6 +133,7 @@ device::AttentionParams attention_params(const AttentionProblem& problem,
   params.num_heads = static_cast<int>(problem.num_heads);
   params.num_heads_kv = static_cast<int>(problem.num_heads_kv);
   params.group_size = static_cast<int>(problem.group_size());
+  params.group = divisor_param(problem.group_size());
   params.head_dim = static_cast<int>(problem.head_dim);
   params.head_dim_v = static_cast<int>(problem.head_dim_v);
   params.softmax_scale = static_cast<float>(problem.softmax_scale);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "cuda/device/params/attention_params.hpp"
 #include "cuda/plan/attention_config.hpp"
 #include "cuda/plan/forward_tiling.hpp"
 #include "cuda/plan/user_expressions.hpp"
@@ -51,8 +52,9 @@ int64_t choose_splits(const AttentionProblem& problem, const ForwardTiling& tili
   const int64_t slots = gpu.num_sms * std::min<int64_t>(resident, 2);
   const int64_t num_blocks = num_visited_blocks(problem, tiling.shape);
   if (num_ctas == 0 || num_ctas * 5 >= slots * 4 || num_blocks < 8) return 1;
-  constexpr int64_t kMaxSplits = 128;
-  const int64_t most = std::min({kMaxSplits, num_blocks / 2, slots});
+  // A decode waits for memory: the fewer blocks one after the other, the better.
+  const int64_t least_blocks = tiling.shape.block_m <= 16 ? 1 : 2;
+  const int64_t most = std::min({int64_t{device::kMaxSplits}, num_blocks / least_blocks, slots});
   const auto fullness = [&](int64_t splits) {
     const int64_t waves = ceil_div(num_ctas * splits, slots);
     return static_cast<double>(num_ctas * splits) / static_cast<double>(waves * slots);
@@ -86,11 +88,15 @@ bool may_pack_heads(const AttentionProblem& problem) {
          !reads_variable(problem.user_mask, variant::Variable::kHead);
 }
 
+/// True when sequences may have different lengths.
+bool has_lengths(const AttentionProblem& problem) {
+  return problem.is_packed_q || problem.is_packed_k || problem.has_seqused || problem.has_leftpad ||
+         problem.has_new_keys;
+}
+
 /// True when masks besides those by position may differ between sequences.
 bool masks_differ_by_batch(const AttentionProblem& problem) {
-  const bool has_lengths = problem.is_packed_q || problem.is_packed_k || problem.has_seqused ||
-                           problem.has_leftpad || problem.has_new_keys;
-  return has_lengths || reads_variable(problem.user_mask, variant::Variable::kBatch) ||
+  return has_lengths(problem) || reads_variable(problem.user_mask, variant::Variable::kBatch) ||
          (problem.has_block_list &&
           std::max(problem.block_counts.shape[0], problem.block_indices.shape[0]) > 1);
 }
@@ -212,13 +218,16 @@ ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTili
   plan.section_heads = std::clamp<int64_t>(plan.is_descending ? section : 1, 1,
                                            std::max<int64_t>(1, plan.num_pairs));
   const int64_t num_tiles = plan.num_m_blocks * plan.num_pairs * plan.num_v_parts;
-  plan.num_splits = choose_splits(problem, tiling, num_tiles);
+  plan.num_splits =
+      tiling.num_splits > 0 ? tiling.num_splits : choose_splits(problem, tiling, num_tiles);
   plan.num_ctas = num_tiles * plan.num_splits;
   if (plan.num_splits > 1) {
-    // A row for each of a CTA's four warps, as long as the grid stays small.
+    // A row for each of a CTA's four warps, or of many splits for all, as long as the grid stays
+    // small.
     constexpr int64_t kMaxCombineCtas = 1 << 16;
-    plan.combine_ctas = std::clamp<int64_t>(ceil_div(problem.max_seqlen_q * problem.num_heads, 4),
-                                            1, kMaxCombineCtas);
+    plan.combine_warps = plan.num_splits > 4 ? 4 : 1;
+    const int64_t combine_rows = problem.max_seqlen_q * problem.num_heads * plan.combine_warps;
+    plan.combine_ctas = std::clamp<int64_t>(ceil_div(combine_rows, 4), 1, kMaxCombineCtas);
   }
   plan.blocks = plan_block_map(problem, plan);
   take_workspace(problem, plan);
@@ -243,6 +252,7 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
          config_int("kBlockN", shape.block_n) + config_int("kSlice", plan.tiling.slice) +
          config_int("kWarpsM", shape.warps_m) + config_int("kWarpsN", shape.warps_n) +
          config_int("kNumStages", shape.num_stages) + config_int("kChunk", shape.chunk) +
+         config_bool("kSharesWeights", shape.shares_weights) +
          config_int("kMinCtas", plan.tiling.min_ctas) +
          config_bool("kQueryInRegisters", plan.tiling.query_in_registers) +
          config_bool("kRunsAhead", plan.tiling.runs_ahead) +
@@ -251,6 +261,7 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
          config_bool("kStoreVectors", store >= (is_f32_out ? 8 : 16)) +
          config_bool("kPackHeads", plan.packs_heads) +
          config_bool("kPaged", problem.page_size > 0) +
+         config_bool("kHasLengths", has_lengths(problem)) +
          config_bool("kWantsMaxLogit", problem.wants_max_logit) +
          config_bool("kIsSplit", is_split) + "};\n";
 }
@@ -281,8 +292,10 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
                                 plan.tiling.shape.num_threads(), plan.tiling.shape.shared_bytes()));
   }
   if (plan.num_splits > 1) {
+    const int64_t columns = plan.num_v_parts * plan.tiling.shape.head_dim_v;
     kernels.push_back(kernel_of(problem, "attention_combine", combine_config(problem, plan),
-                                plan.combine_ctas * problem.batch_size, 128, 0));
+                                plan.combine_ctas * problem.batch_size, 128, 3 * columns * 4));
+    kernels.back().overlaps_previous = problem.gpu->compute_capability >= 90;
   }
   if (problem.wants_weights) {
     kernels.push_back(stride_kernel(problem, "attention_weights", config,
@@ -292,7 +305,11 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
 }
 
 AttentionPlan plan_attention_fwd(const AttentionProblem& problem) {
-  const ForwardPlan forward = make_forward_plan(problem);
+  return plan_attention_fwd(problem, choose_forward_tiling(problem, may_pack_heads(problem)));
+}
+
+AttentionPlan plan_attention_fwd(const AttentionProblem& problem, const ForwardTiling& tiling) {
+  const ForwardPlan forward = make_forward_plan(problem, tiling);
   AttentionPlan plan;
   plan.implementation = "attention_fwd_portable";
   plan.block_m = forward.tiling.shape.block_m;

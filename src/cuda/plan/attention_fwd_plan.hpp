@@ -18,6 +18,7 @@ struct ForwardTiling {
   int min_ctas = 1;  ///< of a multiprocessor: bounds the registers of a thread
   bool query_in_registers = false;
   bool runs_ahead = false;  ///< products one key block ahead of weights
+  int num_splits = 0;       ///< parts of the keys; 0: as many as fill the GPU
 };
 
 /// A part of the workspace; 0 bytes: not needed.
@@ -45,7 +46,8 @@ struct ForwardPlan {
   int64_t num_splits = 1;
   int64_t num_v_parts = 1;
   int64_t num_ctas = 0;
-  int64_t combine_ctas = 0;  ///< of each sequence
+  int64_t combine_ctas = 0;   ///< of each sequence
+  int64_t combine_warps = 1;  ///< that share a row
   BlockMapPlan blocks;
   WorkspaceRegion partial_out, partial_lse, listed, map;
   WorkspaceRegion turned_q;  ///< queries after rotary embedding
@@ -68,5 +70,6 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
 std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem, const ForwardPlan& plan);
 
 AttentionPlan plan_attention_fwd(const AttentionProblem& problem);
+AttentionPlan plan_attention_fwd(const AttentionProblem& problem, const ForwardTiling& tiling);
 
 }  // namespace flashtile::cuda

@@ -44,39 +44,72 @@ ForwardTiling decode_tiling(const AttentionProblem& problem) {
   return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
 }
 
-/// Plain attention as it was timed on a Hopper GPU.
-bool is_measured(const AttentionProblem& problem) {
+/// Plain attention in bf16: what tile shapes were timed on, and whose registers just suffice.
+bool is_plain(const AttentionProblem& problem) {
   const ScoreFlags flags(problem);
-  return problem.gpu->compute_capability == 90 && problem.dtype == DType::kBF16 &&
-         !flags.has_options && !flags.has_block_map() && !problem.dropout.is_on &&
-         !problem.wants_max_logit;
+  return problem.dtype == DType::kBF16 && !flags.has_options && !flags.has_block_map() &&
+         !problem.dropout.is_on && !problem.wants_max_logit;
+}
+
+/// So many CTAs find their shared memory beside each other.
+bool has_room_for(const AttentionProblem& problem, const ForwardTiling& tiling, int num_ctas) {
+  return num_ctas * (tiling.shape.shared_bytes() + kReservedBytes) <=
+         problem.gpu->shared_bytes_per_sm;
+}
+
+/// Warps of 32 rows that exchange weights and divide the columns of values: registers for 16 rows'
+/// sums, and a third less to read from shared memory.
+ForwardTiling sharing_tiling(const AttentionProblem& problem, int block_m, int min_ctas) {
+  ForwardTiling tiling = tiling_of(problem, block_m, 64, block_m / 32, 2, 1, min_ctas);
+  tiling.shape.shares_weights = true;
+  tiling.shape.head_dim_v = value_columns(problem.head_dim_v, 128);
+  return tiling;
+}
+
+/// Head dims above 192. One stage leaves room for a second CTA, which works while this one waits.
+ForwardTiling large_head_tiling(const AttentionProblem& problem, int64_t rows) {
+  const ForwardTiling sharing = sharing_tiling(problem, 64, 2);
+  if (has_room_for(problem, sharing, 2)) return sharing;
+  const ForwardTiling large = sharing_tiling(problem, 128, 1);
+  if (rows > 64 && fits(problem, large)) return large;
+  return tiling_of(problem, 64, 64, 4, 1, 1, 2);
+}
+
+/// Head dims up to 64, more than 64 rows.
+ForwardTiling small_head_tiling(const AttentionProblem& problem) {
+  const ForwardTiling common = tiling_of(problem, 128, 64, 4, 1, 2, 2);
+  if (!is_plain(problem)) return common;
+  // Short rows of blocks: a third CTA hides where tiles begin and end.
+  if (problem.max_seqlen_k < 1024) {
+    const int num_stages = problem.window_right ? 1 : 2;
+    const ForwardTiling three = tiling_of(problem, 128, 64, 4, 1, num_stages, 3);
+    return has_room_for(problem, three, 3) ? three : common;
+  }
+  // Two slices of a block overlap.
+  ForwardTiling overlapping = tiling_of(problem, 128, 128, 4, 1, 2, 2);
+  overlapping.query_in_registers = true;
+  return has_room_for(problem, overlapping, 2) ? overlapping : common;
+}
+
+/// Head dims of 65 to 128, more than 64 rows.
+ForwardTiling middle_head_tiling(const AttentionProblem& problem) {
+  if (is_plain(problem)) {
+    const ForwardTiling four = tiling_of(problem, 64, 64, 2, 1, 1, 4);
+    if (has_room_for(problem, four, 4)) return four;
+  }
+  // Where 64 keys at a time do not spill.
+  const bool has_room = problem.gpu->compute_capability == 90 && problem.dtype == DType::kBF16;
+  return tiling_of(problem, 128, has_room ? 64 : 32, 4, 1, 2, 2);
 }
 
 /// 16-bit elements. Warps with 32 rows read each fragment of keys and values half as often as those
 /// with 16, as long as the accumulators leave room.
 ForwardTiling half_tiling(const AttentionProblem& problem, int64_t rows) {
   const int64_t widest = std::max(problem.head_dim, std::min(problem.head_dim_v, kWidest));
-  if (widest > 192) {
-    // One stage leaves room for a second CTA, which works while this one waits.
-    const ForwardTiling small = tiling_of(problem, 64, 64, 4, 1, 1, 2);
-    const ForwardTiling large = tiling_of(problem, 128, 64, 8, 1, 1, 1);
-    const bool has_room =
-        2 * (small.shape.shared_bytes() + kReservedBytes) <= problem.gpu->shared_bytes_per_sm;
-    return has_room || rows <= 64 || !fits(problem, large) ? small : large;
-  }
+  if (widest > 192) return large_head_tiling(problem, rows);
   if (rows <= 64) return tiling_of(problem, 64, 64, 4, 1, 2, widest <= 128 ? 2 : 1);
-  if (widest <= 64) {
-    // Two slices of a block overlap, which pays once there are many blocks. Measured with plain
-    // scores only, where registers just suffice.
-    const bool is_long = problem.max_seqlen_k >= 4096 && is_measured(problem);
-    return tiling_of(problem, 128, is_long ? 128 : 64, 4, 1, 2, 2);
-  }
-  if (widest <= 128) {
-    // Where 64 keys at a time do not spill.
-    const bool has_room = problem.gpu->compute_capability == 90 && problem.dtype == DType::kBF16;
-    const int block_n = has_room ? 64 : 32;
-    return tiling_of(problem, 128, block_n, 4, 1, 2, 2);
-  }
+  if (widest <= 64) return small_head_tiling(problem);
+  if (widest <= 128) return middle_head_tiling(problem);
   return tiling_of(problem, 128, 64, 8, 1, 2, 1);
 }
 

@@ -27,7 +27,9 @@ driver::Result launch_extended(const CurrentContext& current, const Function& fu
     attributes[count].id = driver::kClusterDimension;
     attributes[count++].value.cluster = {shape.cluster_size, 1, 1};
   }
-  if (shape.overlaps_previous) {
+  // Older drivers cannot capture such a launch into a graph; in order it is right as well.
+  constexpr int kCapturesOverlap = 12030;
+  if (shape.overlaps_previous && current.driver().version() >= kCapturesOverlap) {
     attributes[count].id = driver::kProgrammaticSerialization;
     attributes[count++].value.programmatic_serialization = 1;
   }
@@ -55,6 +57,7 @@ LaunchShape launch_shape(const KernelChoice& kernel) {
   shape.num_threads = static_cast<uint32_t>(kernel.num_threads);
   shape.shared_bytes = static_cast<uint32_t>(kernel.shared_bytes);
   shape.cluster_size = static_cast<uint32_t>(kernel.cluster_size);
+  shape.overlaps_previous = kernel.overlaps_previous;
   return shape;
 }
 

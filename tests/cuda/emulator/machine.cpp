@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -52,6 +53,7 @@ struct Machine {
   void** arguments = nullptr;
   uint64_t random = 1;
   bool any_flag = false;
+  std::map<int, int> group_counts, group_rounds;  ///< of the barriers of some warps
 
   uint32_t draw() {
     random ^= random << 13;
@@ -189,6 +191,19 @@ bool sync_cta_any(bool value) {
 }
 
 void sync_warp() { yield(Waits::kWarp); }
+
+void sync_group(int id, int num_threads) {
+  int& count = machine.group_counts[id];
+  int& round = machine.group_rounds[id];
+  const int own_round = round;
+  if (++count == num_threads) {
+    count = 0;
+    ++round;
+  }
+  // Lanes of a warp go on together.
+  do yield(Waits::kWarp);
+  while (round == own_round);
+}
 
 const char* exchange(const void* data, int bytes) {
   Fiber& self = *machine.running;

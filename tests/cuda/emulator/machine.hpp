@@ -36,6 +36,8 @@ void check_shared(uint32_t address, int bytes, int alignment);
 void sync_cta();
 bool sync_cta_any(bool value);
 void sync_warp();
+/// Waits for as many threads that give the same id; these are neighbours or strided warps.
+void sync_group(int id, int num_threads);
 
 /// Each lane gives `bytes` (at most 128) bytes and then sees what all 32 gave, lane by lane.
 const char* exchange(const void* data, int bytes);

@@ -23,16 +23,22 @@ struct ForwardBase {
                                           Config::kWarpsM,
                                           Config::kWarpsN,
                                           Config::kNumStages,
-                                          Config::kChunk};
+                                          Config::kChunk,
+                                          Config::kSharesWeights};
   static constexpr int kThreads = kShape.num_threads();
   static constexpr int kTilesM = Config::kBlockM / (16 * Config::kWarpsM);
-  static constexpr int kTilesV = Config::kHeadDimV / 8;
+  /// Columns of values that a warp sums.
+  static constexpr int kOwnCols =
+      Config::kSharesWeights ? Config::kHeadDimV / Config::kWarpsN : Config::kHeadDimV;
+  static constexpr int kTilesV = kOwnCols / 8;
   static constexpr int kSlice = Config::kSlice;
   static constexpr int kNumSlices = Config::kBlockN / (kSlice * Config::kWarpsN);
   /// bf16 and TF32 have float32's exponents.
   static constexpr bool kFixedReference = Config::kElement != Element::kF16;
   static constexpr bool kWideLogits = Config::kHasScoreOptions;
   static_assert(kTilesM * 16 * Config::kWarpsM == Config::kBlockM, "warps share the rows");
+  static_assert(!Config::kSharesWeights || (kOwnCols % 64 == 0 && kShape.element_bytes == 2),
+                "columns of a warp are groups of a swizzled tile");
   static_assert(kNumSlices * kSlice * Config::kWarpsN == Config::kBlockN, "slices fill a block");
 
   using State = ForwardState<Config>;
@@ -89,6 +95,15 @@ struct ForwardBase {
   /// Columns of values of this part.
   FLASHTILE_DEVICE int num_value_columns() const {
     return clamp(params.head_dim_v - first_value_column(), 0, Config::kHeadDimV);
+  }
+
+  /// The first of the warp's own columns, in the part, and how many there are.
+  FLASHTILE_DEVICE int first_own_column() const {
+    return Config::kSharesWeights ? warp_n * kOwnCols : 0;
+  }
+  FLASHTILE_DEVICE int num_own_columns() const {
+    return Config::kSharesWeights ? clamp(num_value_columns() - first_own_column(), 0, kOwnCols)
+                                  : num_value_columns();
   }
 
   FLASHTILE_DEVICE uint32 stage_address(int stage) const {
@@ -169,7 +184,61 @@ struct ForwardBase {
                                            n_block * Config::kBlockN, column);
     }
     if constexpr (Config::kWantsMaxLogit) track_max(scores);
-    if (!kIsPlain && treatment.follows) softmax.template follow<kSlice, kTilesV>(scores, acc);
+    if (!kIsPlain && treatment.follows) {
+      softmax.template follow<kSlice, kTilesV>(
+          scores, acc, [&](float(&highest)[kTilesM][2]) { share_highest(highest); });
+    }
+  }
+
+  // ---- Between warps that share rows and weights
+
+  /// A barrier of these warps.
+  FLASHTILE_DEVICE void sync_sharers() const {
+    sync_group(1 + first_warp_row / (kTilesM * 16), kWarpSize * Config::kWarpsN);
+  }
+
+  FLASHTILE_DEVICE uint32 exchange_address(int warp, int row) const {
+    return shared +
+           static_cast<uint32>(kShape.exchange_begin() + (warp * Config::kBlockM + row) * 4);
+  }
+
+  /// The highest logits of a lane's rows become those of all columns that sharers have. The next
+  /// use must be behind another barrier.
+  FLASHTILE_DEVICE void share_highest(float (&highest)[kTilesM][2]) const {
+    if constexpr (Config::kSharesWeights) {
+      for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int row) {
+        float top = highest[m][half];
+        top = larger(top, shuffle_xor(top, 1));
+        top = larger(top, shuffle_xor(top, 2));
+        if (lane_idx() % 4 == 0) store_shared(exchange_address(warp_n, row), top);
+      });
+      sync_sharers();
+      for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int row) {
+        FLASHTILE_UNROLL
+        for (int warp = 0; warp < Config::kWarpsN; ++warp) {
+          const float top = load_shared(exchange_address(warp, row));
+          highest[m][half] = warp == 0 ? top : larger(highest[m][half], top);
+        }
+      });
+    }
+  }
+
+  /// Sums of the weights of all sharers. By all threads of the CTA, behind the last block.
+  FLASHTILE_DEVICE void share_sums() {
+    if constexpr (Config::kSharesWeights) {
+      for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int row) {
+        if (lane_idx() % 4 == 0) store_shared(exchange_address(warp_n, row), softmax.sum[m][half]);
+      });
+      sync_sharers();
+      for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int row) {
+        float sum = 0.0f;
+        FLASHTILE_UNROLL
+        for (int warp = 0; warp < Config::kWarpsN; ++warp) {
+          sum += load_shared(exchange_address(warp, row));
+        }
+        softmax.sum[m][half] = sum;
+      });
+    }
   }
 
   /// The weights of one slice, from its logits.

@@ -143,6 +143,7 @@ struct ForwardFinish {
         work.acc[m][v][half * 2 + 1] *= factor;
       }
       if (lane_idx() % 4 != 0 || !work.rows.is_there(row) || tile.v_part != 0) return;
+      if (Config::kSharesWeights && work.warp_n > 0) return;
       const float lse = sum == 0.0f ? -infinity() : base + logarithm(sum);
       const int q_idx = work.rows.q_idx(row);
       const int head = work.rows.head_of(row);
@@ -159,7 +160,7 @@ struct ForwardFinish {
 
   FLASHTILE_DEVICE static void store(const Work& work) {
     const AttentionParams& params = work.params;
-    const int first_col = work.first_value_column();
+    const int first_col = work.first_value_column() + work.first_own_column();
     if constexpr (Config::kIsSplit) {
       // Rows of all parts side by side, so that each is aligned.
       const int64 row_floats = static_cast<int64>(params.grid.num_v_parts) * Config::kHeadDimV;
@@ -167,7 +168,7 @@ struct ForwardFinish {
       float* split_rows =
           params.grid.partial_out + Work::state().tile.split_idx * num_rows * row_floats;
       store_float_pairs(
-          work.acc, work.first_warp_row, work.num_value_columns(), [&](int row) -> char* {
+          work.acc, work.first_warp_row, work.num_own_columns(), [&](int row) -> char* {
             if (!work.rows.is_there(row)) return nullptr;
             const int64 flat =
                 flat_row(params, work.sequence, work.rows.q_idx(row), work.rows.head_of(row));
@@ -180,20 +181,21 @@ struct ForwardFinish {
                first_col * params.out.element_stride;
       };
       if constexpr (!Config::kStoreVectors) {
-        store_elements<Config::kOutElement>(work.acc, work.first_warp_row, work.num_value_columns(),
+        store_elements<Config::kOutElement>(work.acc, work.first_warp_row, work.num_own_columns(),
                                             params.out.element_stride, address);
       } else if constexpr (Config::kOutElement == Element::kF32) {
-        store_float_pairs(work.acc, work.first_warp_row, work.num_value_columns(), address);
+        store_float_pairs(work.acc, work.first_warp_row, work.num_own_columns(), address);
       } else {
-        stage_rows<Config::kOutElement, Config::kBlockM>(work.acc, work.shared,
-                                                         work.first_warp_row);
-        if (!Config::kPackHeads && work.num_value_columns() == Config::kHeadDimV) {
+        const uint32 staging =
+            work.shared + static_cast<uint32>(work.first_own_column() / 64 * Config::kBlockM * 128);
+        stage_rows<Config::kOutElement, Config::kBlockM>(work.acc, staging, work.first_warp_row);
+        if (!Config::kPackHeads && work.num_own_columns() == Work::kOwnCols) {
           store_staged_whole<Config::kBlockM, kTilesM, kTilesV>(
-              work.shared, work.first_warp_row, address(0), params.out.row_stride,
+              staging, work.first_warp_row, address(0), params.out.row_stride,
               work.rows.num_rows - work.rows.first);
         } else {
-          store_staged<Config::kBlockM, kTilesM, kTilesV>(work.shared, work.first_warp_row,
-                                                          work.num_value_columns(), address);
+          store_staged<Config::kBlockM, kTilesM, kTilesV>(staging, work.first_warp_row,
+                                                          work.num_own_columns(), address);
         }
       }
     }
@@ -203,7 +205,9 @@ struct ForwardFinish {
     if constexpr (Config::kWantsMaxLogit) {
       if (Work::state().tile.v_part == 0) write_max_logit(work);
     }
-    if constexpr (Config::kWarpsN > 1) {
+    if constexpr (Config::kSharesWeights) {
+      work.share_sums();
+    } else if constexpr (Config::kWarpsN > 1) {
       merge(work);
       if (work.warp_n > 0) return;
     }

@@ -22,24 +22,37 @@ struct ForwardState {
   }
   FLASHTILE_DEVICE bool is_empty() const { return rows.first >= rows.num_rows; }
 
-  /// Fills the state of CTA `cta`; by one thread.
+  /// Fills the state of CTA `cta` but for keys and values; by one thread. All others wait for it,
+  /// so that its time is that of its longest chain of instructions.
   FLASHTILE_DEVICE void find(const AttentionParams& params,
                              const typename Config::Expressions::Params& user, int64 cta) {
     tile = find_tile<Config::kPackHeads>(params, cta);
     if (is_uncovered(params)) return;
-    sequence = load_sequence(params, tile.batch_idx);
+    sequence = load_sequence<Config::kHasLengths>(params, tile.batch_idx);
     rows = QueryRows<Config::kPackHeads>(params, sequence, tile, Config::kBlockM);
     if (is_empty()) return;
     position = find_position_mask<Config>(params, user, sequence, tile.head);
-    const int map_head = Config::kPackHeads ? tile.head / params.group_size : tile.head;
+    const int map_head = Config::kPackHeads ? head_kv_of(params, tile) : tile.head;
     blocks = KeyBlocks<Config::kBlockN>(
         position, rows.q_idx(0), rows.q_idx(Config::kBlockM - 1),
         map_row(params.blocks, tile.batch_idx, map_head, tile.m_block, params.grid.num_m_blocks));
-    const int head_kv = tile.head / params.group_size;
-    keys = KeyRows<Config::kPaged>(params.k, params.lengths, sequence, head_kv, 0);
-    values = KeyRows<Config::kPaged>(params.v, params.lengths, sequence, head_kv,
-                                     tile.v_part * Config::kHeadDimV);
     if constexpr (Config::kIsSplit) blocks.take_split(tile.split_idx, params.grid.num_splits);
+  }
+
+  /// Where keys and values lie; by a thread of another warp at the same time.
+  FLASHTILE_DEVICE void find_keys(const AttentionParams& params, int64 cta) {
+    const Tile of = find_tile<Config::kPackHeads>(params, cta);
+    if (of.batch_idx == params.lengths.batch_size) return;
+    const Sequence its = load_sequence<Config::kHasLengths>(params, of.batch_idx);
+    const int head_kv = head_kv_of(params, of);
+    keys = KeyRows<Config::kPaged>(params.k, params.lengths, its, head_kv, 0);
+    values = KeyRows<Config::kPaged>(params.v, params.lengths, its, head_kv,
+                                     of.v_part * Config::kHeadDimV);
+  }
+
+  FLASHTILE_DEVICE static int head_kv_of(const AttentionParams& params, const Tile& of) {
+    uint32 rest;
+    return static_cast<int>(divide(static_cast<uint32>(of.head), params.group, rest));
   }
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/device/forward/forward_base.cuh"
+#include "cuda/device/mma/tile_products.cuh"
 
 namespace flashtile::device {
 
@@ -30,6 +31,8 @@ struct ForwardTile : ForwardBase<Config> {
   using Base::warp_n;
   using Scores = typename Base::Scores;
   static_assert(Config::kNumStages > 1 || kNumSlices <= 2, "products end before values begin");
+  static_assert(!Config::kSharesWeights || (kNumSlices == 1 && !Config::kRunsAhead),
+                "one exchange for each block");
   static_assert(!Config::kRunsAhead || (kNumSlices == 1 && Config::kNumStages == 2),
                 "what runs ahead is a block");
 
@@ -100,10 +103,43 @@ struct ForwardTile : ForwardBase<Config> {
         scores, held, shared, first_warp_row, tile, first_column);
   }
 
+  /// Gives the warp's weights to the warps of its rows, and adds the values of all in the warp's
+  /// own columns. A barrier of the CTA comes before the next block's.
+  FLASHTILE_DEVICE void finish_shared(const typename Base::SliceWeights& weights, int stage,
+                                      int column) {
+    if constexpr (Config::kSharesWeights) {
+      using WeightTile = SwizzledTile<Config::kBlockM, Config::kBlockN>;
+      const uint32 tile = shared + static_cast<uint32>(kShape.weights_begin());
+      store_weights<WeightTile>(tile, weights, first_warp_row, column);
+      this->sync_sharers();
+      HalfRows<kTilesM, Config::kBlockN> rows_of_weights;
+      rows_of_weights.template load<WeightTile>(tile, first_warp_row);
+      HalfWeights<Config::kElement, kTilesM, Config::kBlockN> all;
+      FLASHTILE_UNROLL
+      for (int step = 0; step < Config::kBlockN / 16; ++step) {
+        FLASHTILE_UNROLL
+        for (int m = 0; m < kTilesM; ++m) {
+          FLASHTILE_UNROLL
+          for (int r = 0; r < 4; ++r) {
+            all.fragments[step][m][r] = rows_of_weights.fragments[step][m][r];
+          }
+        }
+      }
+      const uint32 values = value_tile(stage) + static_cast<uint32>(warp_n * (Base::kOwnCols / 64) *
+                                                                    ValueTile::kGroupBytes);
+      accumulate_values<Config::kElement, kTilesM, Base::kTilesV, Config::kBlockN, Base::kOwnCols,
+                        ValueTile>(acc, all, values, 0, 0);
+    }
+  }
+
   /// Weighs the prepared logits of a slice and adds its values.
   FLASHTILE_DEVICE void finish_slice(Scores& scores, int n_block, int stage, int column) {
     typename Base::SliceWeights weights;
     this->weigh(weights, scores, n_block, column);
+    if constexpr (Config::kSharesWeights) {
+      finish_shared(weights, stage, column);
+      return;
+    }
     accumulate_values<Config::kElement, kTilesM, Base::kTilesV, kSlice, Config::kHeadDimV,
                       ValueTile>(acc, weights, value_tile(stage), column, 0);
   }

@@ -6,9 +6,9 @@
 //   lse = log(sum over splits of e^lse_s, and e^sink);  out = sum of e^(lse_s - lse) out_s
 //
 // partial_out (split, total_q, heads, parts of head_dim_v); partial_lse (split, total_q, heads).
-// A warp takes one (query, head) after the other, its lanes the columns. Memory is the limit: each
-// part is read once, in whole sectors; (4 head_dim_v + 4) num_splits bytes a row. Splits are summed
-// in order, so that the result is the same in every run.
+// A row of few splits is a warp's, one of many the whole CTA's, whose warps take splits in turns;
+// lanes are the columns. What is waited for is memory: parts of several splits are asked for at
+// once. The order of sums is fixed, so that the result is the same in every run.
 #pragma once
 
 #include "cuda/device/copy/rows.cuh"
@@ -18,62 +18,140 @@ namespace flashtile::device {
 
 template <class Config>
 struct Combine {
-  static constexpr int kThreads = 128;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kColumns = Config::kColumns;  ///< of a row of partial_out
-  static constexpr int kPerLane = (kColumns + kWarpSize - 1) / kWarpSize;
+  static constexpr int kPerLane = (kColumns / 4 + kWarpSize - 1) / kWarpSize;
+  /// Splits whose parts are asked for at once.
+  static constexpr int kAhead = kPerLane == 1 ? 8 : kPerLane <= 3 ? 4 : 2;
 
   const AttentionParams& params;
   int64 num_rows;
 
   FLASHTILE_DEVICE float partial_lse(int split, int64 flat) const {
-    return load_global(params.grid.partial_lse + split * num_rows + flat);
+    return load_written(params.grid.partial_lse + split * num_rows + flat);
   }
 
-  /// The largest of the parts' lse and the sink.
-  FLASHTILE_DEVICE float find_highest(int64 flat, float sink) const {
+  FLASHTILE_DEVICE float sink_of(int head) const {
+    if (params.sink.data == nullptr) return -infinity();
+    return load_global(reinterpret_cast<const float*>(
+        reinterpret_cast<const char*>(params.sink.data) + head * params.sink.head_stride));
+  }
+
+  /// The largest of the parts' lse and the sink, and what the parts weigh together.
+  FLASHTILE_DEVICE void sum_weights(int64 flat, float sink, float& base, float& sum) const {
+    float parts[kMaxSplits / kWarpSize];
     float highest = sink;
-    for (int split = lane_idx(); split < params.grid.num_splits; split += kWarpSize) {
-      highest = larger(highest, partial_lse(split, flat));
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kMaxSplits / kWarpSize; ++i) {
+      const int split = i * kWarpSize + lane_idx();
+      parts[i] = split < params.grid.num_splits ? partial_lse(split, flat) : -infinity();
+      highest = larger(highest, parts[i]);
     }
     FLASHTILE_UNROLL
     for (int lane_mask = kWarpSize / 2; lane_mask > 0; lane_mask /= 2) {
       highest = larger(highest, shuffle_xor(highest, lane_mask));
     }
-    return highest;
+    base = highest == -infinity() ? 0.0f : highest;
+    sum = 0.0f;
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kMaxSplits / kWarpSize; ++i) {
+      sum += exp2_approx((parts[i] - base) * kLog2e);
+    }
+    FLASHTILE_UNROLL
+    for (int lane_mask = kWarpSize / 2; lane_mask > 0; lane_mask /= 2) {
+      sum += shuffle_xor(sum, lane_mask);
+    }
+    sum += exp2_approx((sink - base) * kLog2e);
   }
 
-  /// One query of a head, by a warp.
-  FLASHTILE_DEVICE void combine_row(const Sequence& sequence, int q_idx, int head) const {
-    const int64 flat = flat_row(params, sequence, q_idx, head);
-    float sink = -infinity();
-    if (params.sink.data != nullptr) {
-      sink = load_global(reinterpret_cast<const float*>(
-          reinterpret_cast<const char*>(params.sink.data) + head * params.sink.head_stride));
-    }
-    const float highest = find_highest(flat, sink);
-    const float base = highest == -infinity() ? 0.0f : highest;
-    float acc[kPerLane] = {};
-    float sum = exp2_approx((sink - base) * kLog2e);
-    for (int split = 0; split < params.grid.num_splits; ++split) {
-      const float lse = partial_lse(split, flat);
-      // NaN is no less than anything, and stays.
-      if (lse == -infinity()) continue;
-      const float weight = exp2_approx((lse - base) * kLog2e);
-      sum += weight;
+  /// Adds the weighed parts of splits first, first + 1, ... kAhead - 1.
+  FLASHTILE_DEVICE void add_parts(float (&acc)[kPerLane][4], int first, int64 flat,
+                                  float base) const {
+    const int last = params.grid.num_splits - 1;
+    float lse[kAhead];
+    float parts[kAhead][kPerLane][4];
+    FLASHTILE_UNROLL
+    for (int s = 0; s < kAhead; ++s) {
+      const int split = first + s < last ? first + s : last;
+      lse[s] = partial_lse(split, flat);
       const float* row = params.grid.partial_out + (split * num_rows + flat) * kColumns;
       FLASHTILE_UNROLL
       for (int i = 0; i < kPerLane; ++i) {
-        const int col = i * kWarpSize + lane_idx();
-        if (col < params.head_dim_v) acc[i] += weight * load_global(row + col);
+        const int col = (i * kWarpSize + lane_idx()) * 4;
+        load_written(parts[s][i], row + (col < kColumns ? col : 0));
       }
+    }
+    FLASHTILE_UNROLL
+    for (int s = 0; s < kAhead; ++s) {
+      // A part that has seen nothing, or is not there, is passed over; NaN is neither.
+      if (first + s > last || lse[s] == -infinity()) continue;
+      const float weight = exp2_approx((lse[s] - base) * kLog2e);
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kPerLane; ++i) {
+        FLASHTILE_UNROLL
+        for (int e = 0; e < 4; ++e) acc[i][e] += weight * parts[s][i][e];
+      }
+    }
+  }
+
+  /// Sums of all warps into the first one's. Begins with a barrier.
+  FLASHTILE_DEVICE static void merge(float (&acc)[kPerLane][4]) {
+    float* memory = reinterpret_cast<float*>(shared_memory());
+    sync_cta();
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kPerLane; ++i) {
+      const int col = (i * kWarpSize + lane_idx()) * 4;
+      FLASHTILE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        if (warp_idx() > 0 && col < kColumns) {
+          memory[(warp_idx() - 1) * kColumns + col + e] = acc[i][e];
+        }
+      }
+    }
+    sync_cta();
+    if (warp_idx() > 0) return;
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kPerLane; ++i) {
+      const int col = (i * kWarpSize + lane_idx()) * 4;
+      FLASHTILE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        FLASHTILE_UNROLL
+        for (int other = 0; other < kWarps - 1; ++other) {
+          if (col < kColumns) acc[i][e] += memory[other * kColumns + col + e];
+        }
+      }
+    }
+  }
+
+  /// One query of a head; of several warps, the first one writes.
+  FLASHTILE_DEVICE void combine_row(const Sequence& sequence, int q_idx, int head) const {
+    const bool is_shared = params.grid.combine_warps > 1;
+    const int64 flat = flat_row(params, sequence, q_idx, head);
+    float base, sum;
+    sum_weights(flat, sink_of(head), base, sum);
+    float acc[kPerLane][4] = {};
+    const int step = is_shared ? kWarps * kAhead : kAhead;
+    FLASHTILE_NO_UNROLL
+    for (int first = is_shared ? warp_idx() * kAhead : 0; first < params.grid.num_splits;
+         first += step) {
+      add_parts(acc, first, flat, base);
+    }
+    if (is_shared) {
+      merge(acc);
+      if (warp_idx() > 0) return;
     }
     const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
     char* out = query_row(params.out, sequence, q_idx, head);
     FLASHTILE_UNROLL
     for (int i = 0; i < kPerLane; ++i) {
-      const int col = i * kWarpSize + lane_idx();
-      if (col < params.head_dim_v) {
-        store_element<Config::kOutElement>(out + col * params.out.element_stride, acc[i] * factor);
+      FLASHTILE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int col = (i * kWarpSize + lane_idx()) * 4 + e;
+        if (col < params.head_dim_v) {
+          store_element<Config::kOutElement>(out + col * params.out.element_stride,
+                                             acc[i][e] * factor);
+        }
       }
     }
     if (params.lse.data != nullptr && lane_idx() == 0) {
@@ -85,10 +163,13 @@ struct Combine {
   /// Rows of all heads of a sequence are shared by the CTAs that have it.
   FLASHTILE_DEVICE void run(int64 cta) const {
     const int ctas_per_sequence = params.grid.combine_ctas;
+    const int rows_at_once = kWarps / params.grid.combine_warps;
     const Sequence sequence = load_sequence(params, static_cast<int>(cta / ctas_per_sequence));
-    const int64 first = cta % ctas_per_sequence * (kThreads / kWarpSize) + warp_idx();
-    const int64 step = static_cast<int64>(ctas_per_sequence) * (kThreads / kWarpSize);
+    const int64 first =
+        cta % ctas_per_sequence * rows_at_once + (rows_at_once > 1 ? warp_idx() : 0);
+    const int64 step = static_cast<int64>(ctas_per_sequence) * rows_at_once;
     const int64 count = static_cast<int64>(sequence.seqlen_q) * params.num_heads;
+    wait_for_previous_grid();
     for (int64 row = first; row < count; row += step) {
       combine_row(sequence, static_cast<int>(row / params.num_heads),
                   static_cast<int>(row % params.num_heads));

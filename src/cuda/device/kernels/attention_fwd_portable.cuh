@@ -28,6 +28,10 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::ForwardBase<Config>:
   using namespace flashtile::device;
   using Work = typename ForwardWorkOf<Config, (Config::kChunk > 0)>::Type;
   auto& state = Work::state();
+  if constexpr (Config::kIsSplit) start_next_grid();
+  // Two warps, so that neither waits for the other's chain of loads and products.
+  constexpr int kOther = Work::kThreads > kWarpSize ? kWarpSize : 0;
+  if (thread_idx() == kOther) state.find_keys(params, cta_idx());
   if (thread_idx() == 0) state.find(params, user, cta_idx());
   sync_cta();
   if (state.is_uncovered(params)) {

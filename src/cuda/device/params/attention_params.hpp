@@ -116,6 +116,9 @@ struct DropoutParam {
   float gain = 1;
 };
 
+/// Parts of the keys at most.
+constexpr int kMaxSplits = 128;
+
 /// How the grid covers the work.
 struct GridParam {
   /// A section: (batch, head) pairs whose keys stay in the L2 cache together.
@@ -130,6 +133,7 @@ struct GridParam {
   float* partial_out = nullptr;  ///< (split, total_q, heads, head_dim_v)
   float* partial_lse = nullptr;  ///< (split, total_q, heads), natural
   int combine_ctas = 1;          ///< CTAs of a sequence that combine its parts
+  int combine_warps = 1;         ///< warps that share a row of parts: 1, or all 4 of a CTA
 };
 
 struct AttentionParams {
@@ -146,6 +150,7 @@ struct AttentionParams {
   int num_heads = 0;
   int num_heads_kv = 0;
   int group_size = 1;
+  DivisorParam group;  ///< group_size
   int head_dim = 0;
   int head_dim_v = 0;
   float softmax_scale = 1;

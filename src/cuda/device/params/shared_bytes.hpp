@@ -37,9 +37,11 @@ struct ForwardShape {
   int block_m = 0;
   int block_n = 0;
   int warps_m = 0;
-  int warps_n = 0;  ///< warps that share rows and divide keys
+  int warps_n = 0;  ///< warps that share rows and divide keys, or also the columns of values
   int num_stages = 0;
   int chunk = 0;  ///< columns of queries and keys that pass through at a time; 0: whole rows
+  /// Warps of the same rows exchange their weights, and each sums its own columns of values.
+  bool shares_weights = false;
 
   constexpr int num_threads() const { return 32 * warps_m * warps_n; }
   constexpr int key_bytes() const { return row_tile_bytes(element_bytes, block_n, head_dim); }
@@ -68,15 +70,24 @@ struct ForwardShape {
   }
   constexpr int ring_begin() const { return query_bytes(); }
   /// The merging of warps that divide keys takes the place of the stages.
-  constexpr int merge_bytes() const { return (warps_n - 1) * block_m * (head_dim_v + 2) * 4; }
+  constexpr int merge_bytes() const {
+    return shares_weights ? 0 : (warps_n - 1) * block_m * (head_dim_v + 2) * 4;
+  }
   constexpr int ring_bytes() const {
     int bytes = num_stages * stage_bytes();
     if (bytes < merge_bytes()) bytes = merge_bytes();
     if (chunk > 0 && bytes < result_bytes()) bytes = result_bytes();
     return (bytes + 127) / 128 * 128;
   }
+  /// Weights that warps exchange, and behind them one number of each warp and row.
+  constexpr int weights_begin() const { return ring_begin() + ring_bytes(); }
+  constexpr int exchange_begin() const {
+    return weights_begin() + (shares_weights ? swizzled_tile_bytes(block_m, block_n) : 0);
+  }
   /// What the threads of a CTA know in common, and one flag for each key of a block.
-  constexpr int state_begin() const { return ring_begin() + ring_bytes(); }
+  constexpr int state_begin() const {
+    return exchange_begin() + (shares_weights ? warps_n * block_m * 4 : 0);
+  }
   constexpr int flags_begin() const { return state_begin() + kStateBytes; }
   constexpr int shared_bytes() const { return flags_begin() + block_n * 4; }
 

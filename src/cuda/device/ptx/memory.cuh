@@ -133,6 +133,19 @@ FLASHTILE_DEVICE T load_global(const T* address) {
   return __ldg(address);
 }
 
+/// A global element, or four neighbours, that the grid before has written, possibly while this one
+/// ran already: loads that stay behind wait_for_previous_grid().
+FLASHTILE_DEVICE float load_written(const float* address) {
+  float value;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(address));
+  return value;
+}
+FLASHTILE_DEVICE void load_written(float (&value)[4], const float* address) {
+  asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+               : "l"(address));
+}
+
 FLASHTILE_DEVICE Vector4 load_vector(const void* address) {
   const uint4 value = __ldg(static_cast<const uint4*>(address));
   return {value.x, value.y, value.z, value.w};

@@ -24,9 +24,27 @@ FLASHTILE_DEVICE int64 cta_idx() { return blockIdx.x; }
 FLASHTILE_DEVICE int64 num_ctas() { return gridDim.x; }
 
 FLASHTILE_DEVICE void sync_cta() { __syncthreads(); }
+/// A barrier of those threads alone, whole warps, that give the same id; 0 is sync_cta's.
+FLASHTILE_DEVICE void sync_group(int id, int num_threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
+}
 FLASHTILE_DEVICE void sync_warp() { __syncwarp(); }
 /// A barrier; true where any thread of the CTA says so.
 FLASHTILE_DEVICE bool sync_cta_any(bool value) { return __syncthreads_or(value) != 0; }
+
+/// Lets the next kernel of the stream begin, if it was launched to overlap, as soon as all CTAs of
+/// this one have said so or ended.
+FLASHTILE_DEVICE void start_next_grid() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+/// Waits until the kernel before has ended and what it wrote is there.
+FLASHTILE_DEVICE void wait_for_previous_grid() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 template <class T>
 FLASHTILE_DEVICE T shuffle_xor(T value, int lane_mask) {

@@ -50,6 +50,8 @@ FLASHTILE_DEVICE int load_new_keys(const LengthsParam& lengths, int batch_idx, i
   return count;
 }
 
+/// kHasLengths: device memory may say which rows a sequence has.
+template <bool kHasLengths = true>
 FLASHTILE_DEVICE Sequence load_sequence(const AttentionParams& params, int batch_idx) {
   const LengthsParam& lengths = params.lengths;
   Sequence sequence;
@@ -57,26 +59,28 @@ FLASHTILE_DEVICE Sequence load_sequence(const AttentionParams& params, int batch
   sequence.line = lengths.cu_seqlens_k.data || lengths.block_table ? 0 : batch_idx;
   sequence.seqlen_q = lengths.max_seqlen_q;
   sequence.seqlen_k = lengths.max_seqlen_k;
-  if (lengths.cu_seqlens_q.data) {
-    load_packed(lengths.cu_seqlens_q, batch_idx, lengths.total_q, lengths.max_seqlen_q,
-                sequence.q_begin, sequence.seqlen_q);
-  }
-  if (lengths.cu_seqlens_k.data) {
-    load_packed(lengths.cu_seqlens_k, batch_idx, lengths.total_k, lengths.max_seqlen_k,
-                sequence.k_begin, sequence.seqlen_k);
-  }
   if (lengths.cache_batch_idx.data) {
     sequence.line = clamp(load_int(lengths.cache_batch_idx, batch_idx), 0, lengths.num_lines - 1);
   }
-  if (lengths.seqused_k.data) {
-    int64 begin = 0;
-    const int64 used = static_cast<int64>(load_int(lengths.seqused_k, batch_idx)) +
-                       load_new_keys(lengths, batch_idx, begin);
-    sequence.seqlen_k = static_cast<int>(clamp<int64>(used, 0, sequence.seqlen_k));
-  }
-  if (lengths.leftpad_k.data) {
-    sequence.leftpad = clamp(load_int(lengths.leftpad_k, batch_idx), 0, sequence.seqlen_k);
-    sequence.seqlen_k -= sequence.leftpad;
+  if constexpr (kHasLengths) {
+    if (lengths.cu_seqlens_q.data) {
+      load_packed(lengths.cu_seqlens_q, batch_idx, lengths.total_q, lengths.max_seqlen_q,
+                  sequence.q_begin, sequence.seqlen_q);
+    }
+    if (lengths.cu_seqlens_k.data) {
+      load_packed(lengths.cu_seqlens_k, batch_idx, lengths.total_k, lengths.max_seqlen_k,
+                  sequence.k_begin, sequence.seqlen_k);
+    }
+    if (lengths.seqused_k.data) {
+      int64 begin = 0;
+      const int64 used = static_cast<int64>(load_int(lengths.seqused_k, batch_idx)) +
+                         load_new_keys(lengths, batch_idx, begin);
+      sequence.seqlen_k = static_cast<int>(clamp<int64>(used, 0, sequence.seqlen_k));
+    }
+    if (lengths.leftpad_k.data) {
+      sequence.leftpad = clamp(load_int(lengths.leftpad_k, batch_idx), 0, sequence.seqlen_k);
+      sequence.seqlen_k -= sequence.leftpad;
+    }
   }
   sequence.query_offset = params.position.has_query_offset
                               ? params.position.query_offset

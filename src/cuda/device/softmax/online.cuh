@@ -28,7 +28,7 @@ struct OnlineSoftmax {
   float slack;                  ///< kSlack in units of logits
 
   FLASHTILE_DEVICE explicit OnlineSoftmax(float logit_scale)
-      : scale(logit_scale), slack(kSlack / logit_scale) {
+      : scale(logit_scale), slack(kSlack * reciprocal_approx(logit_scale)) {
     FLASHTILE_UNROLL
     for (int m = 0; m < kTilesM; ++m) {
       FLASHTILE_UNROLL
@@ -50,9 +50,10 @@ struct OnlineSoftmax {
   }
 
   /// Moves references that lie too far below the logits, and what has been summed with them.
-  template <int kN, int kTilesV>
+  /// `share(highest)` adds what other warps see of the lane's rows.
+  template <int kN, int kTilesV, class Share>
   FLASHTILE_DEVICE void follow(const float (&logits)[kTilesM][kN / 8][4],
-                               float (&acc)[kTilesM][kTilesV][4]) {
+                               float (&acc)[kTilesM][kTilesV][4], const Share& share) {
     float highest[kTilesM][2];
     bool is_far = false;
     FLASHTILE_UNROLL
@@ -65,7 +66,14 @@ struct OnlineSoftmax {
           top = larger(top, larger(logits[m][n][half * 2], logits[m][n][half * 2 + 1]));
         }
         highest[m][half] = top;
-        is_far = is_far || top > reference[m][half] + slack;
+      }
+    }
+    share(highest);
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        is_far = is_far || highest[m][half] > reference[m][half] + slack;
       }
     }
     if (!any_lane(is_far)) return;

@@ -105,6 +105,12 @@ T load_global(const T* address) {
   return *address;
 }
 
+inline float load_written(const float* address) { return *address; }
+inline void load_written(float (&value)[4], const float* address) {
+  if (reinterpret_cast<uintptr_t>(address) % 16 != 0) emulator::stop("a vector is not aligned");
+  for (int i = 0; i < 4; ++i) value[i] = address[i];
+}
+
 inline Vector4 load_vector(const void* address) { return *static_cast<const Vector4*>(address); }
 inline void store_vector(void* address, const Vector4& value) {
   *static_cast<Vector4*>(address) = value;
