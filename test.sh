@@ -33,8 +33,8 @@ fuzz() {
 }
 
 # An emulated process costs a tenth of a second to start: only tests that reach NEON code.
-neon_tests='unit\.Isa/|/neon|Golden|Grid|Options|Decode|MaskedRows|UnequalHeadDims|numerics|capi'
-neon_tests+='|Program'
+neon_tests='unit\.Isa/|/neon|Golden|AttentionG|AttentionOptions|Decode|MaskRuns|MaskedRows'
+neon_tests+='|UnequalHeadDims|capi|Program.Attend'
 neon() {
   if ! command -v aarch64-linux-gnu-g++ >/dev/null || ! command -v qemu-aarch64 >/dev/null; then
     say "no aarch64 compiler or no qemu-user: the NEON tests are left out"
