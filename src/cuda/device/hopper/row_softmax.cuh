@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The running softmax of the two rows that a lane holds of a warpgroup's 64. Weights are
+// 2^((x - reference) scale), as in softmax/online.cuh; here sums of values are under way while the
+// reference moves, so they are scaled afterwards, by factors that are kept.
+#pragma once
+
+#include "cuda/device/params/sm90_params.hpp"
+#include "cuda/device/ptx/math.cuh"
+#include "cuda/device/ptx/thread.cuh"
+
+namespace flashtile::device {
+
+template <Sm90Reference kReference>
+struct RowSoftmax {
+  static constexpr float kSlack = 8.0f;
+  static constexpr float kLargestSum = 1.2676506e30f;    // 2^100
+  static constexpr float kSmallestSum = 8.2718061e-25f;  // 2^-80
+
+  float reference[2];
+  float sum[2];  ///< of the lane's own columns
+
+  /// `follows`: the reference is a maximum, of no key at first.
+  FLASHTILE_DEVICE void reset(bool follows) {
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      reference[half] = follows ? -infinity() : 0.0f;
+      sum[half] = 0.0f;
+    }
+  }
+
+  /// Moves references that lie too far below the logits. True in all lanes of the warp where one
+  /// has moved that sums depend on; `factors` are then what those are multiplied by.
+  template <int kCount>
+  FLASHTILE_DEVICE bool follow(const float (&logits)[kCount], float scale, float (&factors)[2]) {
+    float top[2] = {logits[0], logits[2]};
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kCount; ++i) top[i / 2 % 2] = larger(top[i / 2 % 2], logits[i]);
+    const float slack = kSlack * reciprocal_approx(scale);
+    const bool is_far = top[0] > reference[0] + slack || top[1] > reference[1] + slack;
+    factors[0] = factors[1] = 1.0f;
+    if (!any_lane(is_far)) return false;
+    bool has_sums = false;
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float highest = larger(top[half], shuffle_xor(top[half], 1));
+      highest = larger(highest, shuffle_xor(highest, 2));
+      highest = larger(highest, reference[half]);
+      if (reference[half] != highest) {
+        factors[half] = exp2_approx((reference[half] - highest) * scale);
+      }
+      has_sums = has_sums || reference[half] != -infinity();
+      reference[half] = highest;
+      sum[half] *= factors[half];
+    }
+    return any_lane(has_sums);
+  }
+
+  /// Logits become weights, in place, and are summed.
+  template <int kCount>
+  FLASHTILE_DEVICE void weigh(float (&logits)[kCount], float scale, bool has_reference) {
+    float shift[2];
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      shift[half] = reference[half] == -infinity() ? 0.0f : -reference[half] * scale;
+    }
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const int half = i / 2 % 2;
+      if (kReference == Sm90Reference::kZero && !has_reference) {
+        logits[i] = exp2_approx(logits[i] * scale);
+      } else {
+        logits[i] = exp2_approx(fused_multiply_add(logits[i], scale, shift[half]));
+      }
+      sum[half] += logits[i];
+    }
+  }
+
+  /// Sums over the lanes that share a row.
+  FLASHTILE_DEVICE void finish_sums() {
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      sum[half] += shuffle_xor(sum[half], 1);
+      sum[half] += shuffle_xor(sum[half], 2);
+    }
+  }
+
+  /// False where the row has to be worked out again with a reference that follows. `sees_keys`:
+  /// some key is not masked.
+  FLASHTILE_DEVICE bool is_in_range(int half, bool sees_keys) const {
+    if (!(sum[half] < kLargestSum)) return false;
+    if (kReference == Sm90Reference::kZero) return sum[half] > kSmallestSum || !sees_keys;
+    return reference[half] != -infinity() || !sees_keys;
+  }
+};
+
+}  // namespace flashtile::device

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Shared memory of attention_fwd_sm90: where everything lies, and who signals what.
+//
+//   queries of a tile    copied -> query_full    -> read by products, overwritten with results
+//                        results_full (a count for each warp) -> stored -> query_free
+//   keys, values         copied -> key_full, value_full -> products -> key_free, value_free
+//   tiles                published -> tile_full -> read by all warps that compute, and by the
+//                        thread that stores -> tile_free
+//   list of failures     after the last tile: list_full
+#pragma once
+
+#include "cuda/device/params/sm90_params.hpp"
+#include "cuda/device/ptx/mbarrier.cuh"
+#include "cuda/device/ptx/memory.cuh"
+#include "cuda/device/ptx/thread.cuh"
+
+namespace flashtile::device {
+
+/// What the next entry of the queue of tiles is.
+enum Sm90TileKind : uint32 {
+  kTileToDo = 0,
+  kTileToRedo = 1,  ///< one whose result was out of range
+  kNoTileYet = 2,   ///< the queue goes on when all before it is done
+  kNoTileEver = 3,
+};
+
+struct Sm90Tile {
+  int m_block;
+  int head;
+  int batch;
+  uint32 kind;
+
+  FLASHTILE_DEVICE bool is_tile() const { return kind <= kTileToRedo; }
+};
+
+template <class Config>
+struct Sm90Memory {
+  static constexpr Sm90Shape kShape = {Config::kHeadDim,   Config::kHeadDimV,
+                                       Config::kBlockN,    Config::kNumWarpgroups,
+                                       Config::kNumStages, Config::kNumQueryBuffers};
+  static constexpr uint32 kStages = Config::kNumStages;
+  static constexpr uint32 kBuffers = Config::kNumQueryBuffers;
+  static constexpr uint32 kSlots = Sm90Shape::kTileSlots;
+  static constexpr int kComputingWarps = 4 * Config::kNumWarpgroups;
+
+  uint32 base;
+
+  FLASHTILE_DEVICE Sm90Memory() {
+    constexpr uint32 kMask = Sm90Shape::kAlignment - 1;
+    base = (shared_address(shared_memory()) + kMask) & ~kMask;
+  }
+
+  FLASHTILE_DEVICE uint32 queries(uint32 buffer) const {
+    return base + buffer * static_cast<uint32>(kShape.query_bytes());
+  }
+  FLASHTILE_DEVICE uint32 keys(uint32 stage) const {
+    return base + static_cast<uint32>(kShape.keys_begin()) +
+           stage * static_cast<uint32>(kShape.key_bytes());
+  }
+  FLASHTILE_DEVICE uint32 values(uint32 stage) const {
+    return base + static_cast<uint32>(kShape.values_begin()) +
+           stage * static_cast<uint32>(kShape.value_bytes());
+  }
+
+  FLASHTILE_DEVICE uint32 barrier(uint32 number) const {
+    return base + static_cast<uint32>(kShape.barriers_begin()) + number * kBarrierBytes;
+  }
+  FLASHTILE_DEVICE uint32 query_full(uint32 buffer) const { return barrier(buffer); }
+  FLASHTILE_DEVICE uint32 query_free(uint32 buffer) const { return barrier(kBuffers + buffer); }
+  FLASHTILE_DEVICE uint32 results_full(uint32 buffer) const {
+    return barrier(2 * kBuffers + buffer);
+  }
+  FLASHTILE_DEVICE uint32 key_full(uint32 stage) const { return barrier(3 * kBuffers + stage); }
+  FLASHTILE_DEVICE uint32 key_free(uint32 stage) const {
+    return barrier(3 * kBuffers + kStages + stage);
+  }
+  FLASHTILE_DEVICE uint32 value_full(uint32 stage) const {
+    return barrier(3 * kBuffers + 2 * kStages + stage);
+  }
+  FLASHTILE_DEVICE uint32 value_free(uint32 stage) const {
+    return barrier(3 * kBuffers + 3 * kStages + stage);
+  }
+  FLASHTILE_DEVICE uint32 tile_full(uint32 slot) const {
+    return barrier(3 * kBuffers + 4 * kStages + slot);
+  }
+  FLASHTILE_DEVICE uint32 tile_free(uint32 slot) const {
+    return barrier(3 * kBuffers + 4 * kStages + kSlots + slot);
+  }
+  FLASHTILE_DEVICE uint32 list_full() const {
+    return barrier(3 * kBuffers + 4 * kStages + 2 * kSlots);
+  }
+
+  FLASHTILE_DEVICE uint32 tile_slot(uint32 slot) const {
+    return base + static_cast<uint32>(kShape.slots_begin()) + slot * Sm90Shape::kTileSlotBytes;
+  }
+  /// Not 0: a row of the buffer's tile is out of range.
+  FLASHTILE_DEVICE uint32 failed_flag(uint32 buffer) const {
+    return base + static_cast<uint32>(kShape.flags_begin()) + buffer * 4;
+  }
+  FLASHTILE_DEVICE uint32 list_head() const {
+    return base + static_cast<uint32>(kShape.flags_begin()) + 8;
+  }
+
+  /// By one thread; a barrier of the CTA follows.
+  FLASHTILE_DEVICE void init() const {
+    for (uint32 i = 0; i < kBuffers; ++i) {
+      init_barrier(query_full(i), 1);
+      init_barrier(query_free(i), 1);
+      init_barrier(results_full(i), kComputingWarps);
+      store_shared(failed_flag(i), uint32{0});
+    }
+    for (uint32 i = 0; i < kStages; ++i) {
+      init_barrier(key_full(i), 1);
+      init_barrier(key_free(i), kComputingWarps);
+      init_barrier(value_full(i), 1);
+      init_barrier(value_free(i), kComputingWarps);
+    }
+    for (uint32 i = 0; i < kSlots; ++i) {
+      init_barrier(tile_full(i), 1);
+      init_barrier(tile_free(i), kComputingWarps + 1);
+    }
+    init_barrier(list_full(), 1);
+    fence_barrier_init();
+  }
+};
+
+/// Goes through the entries of the queue of tiles, for a warp.
+template <class Config>
+struct Sm90TileReader {
+  using Memory = Sm90Memory<Config>;
+  uint32 num_read = 0;
+
+  FLASHTILE_DEVICE Sm90Tile next(const Memory& memory) {
+    const uint32 slot = num_read % Memory::kSlots;
+    wait(memory.tile_full(slot), num_read / Memory::kSlots % 2);
+    const Vector4 entry = load_shared_vector(memory.tile_slot(slot));
+    ++num_read;
+    // The same in every lane, and the compiler knows it. All lanes have read the entry then.
+    const Sm90Tile tile = {static_cast<int>(shuffle(entry.x, 0)),
+                           static_cast<int>(shuffle(entry.y, 0)),
+                           static_cast<int>(shuffle(entry.z, 0)), shuffle(entry.w, 0)};
+    arrive_if(memory.tile_free(slot), lane_idx() == 0);
+    return tile;
+  }
+};
+
+/// One past the last key block that a tile visits; every tile visits one at least.
+template <class Config>
+FLASHTILE_DEVICE int end_of_key_blocks(const Sm90ForwardParams& params, int m_block) {
+  int num_keys = params.seqlen_k;
+  if constexpr (Config::kHasDiagonal) {
+    const int seen = (m_block + 1) * Sm90Memory<Config>::kShape.block_m() + params.diagonal;
+    if (seen < num_keys) num_keys = seen;
+  }
+  if (num_keys < 1) num_keys = 1;
+  return (num_keys + Config::kBlockN - 1) / Config::kBlockN;
+}
+
+}  // namespace flashtile::device

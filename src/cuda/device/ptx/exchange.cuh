@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What single threads tell each other through memory, with a barrier between the two.
+#pragma once
+
+#include "cuda/device/ptx/define.cuh"
+
+namespace flashtile::device {
+
+/// A word of shared memory that another thread has written.
+FLASHTILE_DEVICE uint32 load_shared_word(uint32 address) {
+  uint32 value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+/// A global element that another thread of the CTA has written.
+FLASHTILE_DEVICE int load_fresh(const int* address) {
+  int value;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+
+/// Adds 1; what was there before.
+FLASHTILE_DEVICE uint32 atomic_increment(uint32* address) { return atomicAdd(address, 1u); }
+
+}  // namespace flashtile::device

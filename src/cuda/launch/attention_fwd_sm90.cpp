@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/launch/attention_fwd_sm90.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cuda/jit/kernel.hpp"
+#include "cuda/launch/attention_params.hpp"
+#include "cuda/runtime/tensor_map.hpp"
+
+namespace flashtile::cuda {
+namespace {
+
+constexpr int32_t kChunkColumns = 64;
+
+/// Boxes of 64 columns and `box_rows` rows of one head of (batch, seqlen, heads, dim).
+device::TensorMapParam tensor_map(const TensorView& tensor, int box_rows) {
+  TensorMapSpec spec;
+  spec.dtype = tensor.dtype;
+  spec.data = tensor.data;
+  spec.ndim = 4;
+  constexpr size_t kOrder[] = {3, 1, 2, 0};
+  for (size_t i = 0; i < 4; ++i) {
+    spec.shape[i] = tensor.shape[kOrder[i]];
+    // The stride of what is there once may be anything; the engine wants a good one.
+    spec.strides[i] = spec.shape[i] == 1 ? kChunkColumns : tensor.strides[kOrder[i]];
+  }
+  spec.strides[0] = 1;
+  spec.box = {kChunkColumns, box_rows, 1, 1, 1};
+  spec.swizzle = driver::kSwizzle128;
+  spec.promotion = driver::kPromote256;
+  const driver::TensorMapBytes bytes = encode_tensor_map(spec);
+  device::TensorMapParam param;
+  static_assert(sizeof param.bytes == sizeof bytes);
+  std::memcpy(param.bytes, &bytes, sizeof param.bytes);
+  return param;
+}
+
+device::Sm90GridParam grid_param(const AttentionProblem& problem, const Sm90ForwardPlan& plan,
+                                 char* workspace) {
+  device::Sm90GridParam grid;
+  const int64_t left = plan.num_pairs % plan.section_pairs;
+  grid.tiles_per_section = divisor_param(plan.section_pairs * plan.num_m_blocks);
+  grid.pairs_per_section = divisor_param(plan.section_pairs);
+  grid.pairs_of_last_section = divisor_param(left > 0 ? left : plan.section_pairs);
+  grid.heads = divisor_param(problem.num_heads);
+  grid.group_size = divisor_param(problem.group_size());
+  grid.num_pairs = static_cast<unsigned int>(plan.num_pairs);
+  grid.num_m_blocks = static_cast<int>(plan.num_m_blocks);
+  grid.num_tiles = static_cast<int>(plan.num_tiles);
+  grid.descending = plan.has_diagonal ? 1 : 0;
+  if (plan.num_taken.bytes > 0) {
+    grid.num_taken = reinterpret_cast<unsigned int*>(workspace + plan.num_taken.offset);
+  }
+  if (plan.next_failed.bytes > 0) {
+    grid.next_failed = reinterpret_cast<int*>(workspace + plan.next_failed.offset);
+  }
+  return grid;
+}
+
+/// Row q sees keys up to q + diagonal.
+int diagonal_of(const AttentionProblem& problem) {
+  constexpr int64_t kFar = int64_t{1} << 30;
+  const int64_t offset = problem.query_offset.value_or(problem.max_seqlen_k - problem.max_seqlen_q);
+  const int64_t right = problem.window_right.value_or(0);
+  return static_cast<int>(
+      std::clamp(std::clamp(offset, -2 * kFar, kFar) + std::min(right, 4 * kFar), -kFar, kFar - 1));
+}
+
+}  // namespace
+
+void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& plan,
+                      const KernelChoice& kernel, const AttentionArgs& args,
+                      const Context& context) {
+  char* workspace = device_workspace("attention_fwd", context, plan.workspace_bytes);
+  const device::Sm90Shape& shape = plan.tiling.shape;
+  device::Sm90ForwardParams params;
+  params.q = tensor_map(args.q, shape.block_m());
+  params.k = tensor_map(args.k, shape.block_n);
+  params.v = tensor_map(args.v, shape.block_n);
+  params.out = tensor_map(args.out, shape.block_m());
+  params.lse = row_scalars_param(args.lse);
+  params.grid = grid_param(problem, plan, workspace);
+  params.seqlen_q = static_cast<int>(problem.max_seqlen_q);
+  params.seqlen_k = static_cast<int>(problem.max_seqlen_k);
+  params.diagonal = diagonal_of(problem);
+  params.scale = static_cast<float>(problem.softmax_scale * 1.4426950408889634);
+  const Function& function = get_kernel(kernel.source, context);
+  if (plan.num_taken.bytes > 0) fill_bytes(params.grid.num_taken, 0, 4, context);
+  launch(function, launch_shape(kernel), context, params);
+}
+
+void launch_attention_fwd_sm90(const AttentionProblem& problem, const AttentionPlan& plan,
+                               const AttentionArgs& args, const Context& context) {
+  const auto& forward = *static_cast<const Sm90ForwardPlan*>(plan.details.get());
+  launch_sm90_plan(problem, forward, plan.kernels.front(), args, context);
+}
+
+}  // namespace flashtile::cuda

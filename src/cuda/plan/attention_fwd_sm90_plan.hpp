@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the Hopper forward runs: the shape of its CTAs, the order of tiles, and what it leaves to the
+// portable kernel. Made from the problem alone.
+#pragma once
+
+#include <string>
+
+#include "cuda/device/params/sm90_params.hpp"
+#include "cuda/plan/attention_fwd_plan.hpp"
+#include "ops/attention/problem.hpp"
+
+namespace flashtile::cuda {
+
+/// A CTA's shape and what goes with it.
+struct Sm90Tiling {
+  device::Sm90Shape shape;
+  device::Sm90Reference reference = device::Sm90Reference::kMaximum;
+  bool query_in_registers = false;
+  bool takes_turns = true;  ///< warpgroups start their products one after the other
+  bool holds_back = false;  ///< exponentials come before the wait for values in the machine code
+  bool is_dynamic = false;  ///< CTAs take tiles as they get done, not in turns
+  int copy_registers = 0;
+  int compute_registers = 0;
+  int64_t section_bytes = 0;  ///< keys and values of the heads that are worked on together
+};
+
+struct Sm90ForwardPlan {
+  Sm90Tiling tiling;
+  bool has_diagonal = false;  ///< rows see keys up to a diagonal
+  int64_t num_m_blocks = 0;
+  int64_t num_pairs = 0;  ///< (batch, head)
+  int64_t section_pairs = 1;
+  int64_t num_tiles = 0;
+  int64_t num_ctas = 0;
+  WorkspaceRegion num_taken, next_failed;
+  int64_t workspace_bytes = 0;
+};
+
+/// The first condition that the Hopper forward does not meet.
+std::string refuse_attention_fwd_sm90(const AttentionProblem& problem);
+
+Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem);
+
+/// With a shape from outside, for tuning and tests.
+Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling& tiling);
+
+/// The kernel with its generated Config.
+KernelChoice sm90_kernel(const AttentionProblem& problem, const Sm90ForwardPlan& plan);
+
+AttentionPlan plan_attention_fwd_sm90(const AttentionProblem& problem);
+
+}  // namespace flashtile::cuda

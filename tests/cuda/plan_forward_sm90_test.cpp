@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Plans of the Hopper forward, made without a GPU: what it takes, what it leaves to the portable
+// kernel, and that a multiprocessor holds what it asks for.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/problem_text.hpp"
+#include "cuda/jit/nvrtc.hpp"
+#include "cuda/jit/program.hpp"
+#include "cuda/plan/attention_fwd_sm90_plan.hpp"
+#include "flashtile/error.hpp"
+#include "ops/attention/implementations.hpp"
+
+namespace flashtile::cuda {
+namespace {
+
+std::vector<KernelChoice> kernels_of(const std::string& text, const std::string& implementation,
+                                     const std::string& arch = "sm_90a") {
+  Context context;
+  context.arch = arch;
+  context.implementation = implementation;
+  return make_call(parse_problem(text)).kernels(context);
+}
+
+/// Why the problem is not taken; empty: it is.
+std::string refusal_of(const std::string& text, const std::string& arch = "sm_90a") {
+  try {
+    const auto kernels = kernels_of(text, "attention_fwd_sm90", arch);
+    EXPECT_EQ(kernels.size(), 1u);
+    EXPECT_EQ(kernels.front().source.stem, "attention_fwd_sm90");
+    return {};
+  } catch (const Error& error) {
+    const std::string all = error.what();
+    const std::string label = "attention_fwd_sm90: ";
+    const size_t begin = all.find(label) + label.size();
+    return all.substr(begin, all.find('\n', begin) - begin);
+  }
+}
+
+TEST(Sm90Plan, TakesDenseProblemsOfHalfPrecision) {
+  for (const char* text :
+       {"attention_fwd:b2:hq8:sq1000:d64:bf16", "attention_fwd:b2:hq8:sq1000:d64:causal:lse:f16",
+        "attention_fwd:b1:hq8:hkv2:sq77:sk3000:d128:causal:bf16",
+        "attention_fwd:b1:hq4:sq300:d192:dv128:bf16", "attention_fwd:b1:hq4:sq300:d80:bf16",
+        "attention_fwd:b1:hq4:sq9000:d256:bf16", "attention_fwd:b1:hq4:sq9:d256:f16"}) {
+    EXPECT_EQ(refusal_of(text), "") << text;
+  }
+}
+
+TEST(Sm90Plan, SaysWhatItLeavesToThePortableKernel) {
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:f32"), "takes f16 and bf16, not f32");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d512:bf16"), "takes head dims up to 256");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:softcap=20:bf16"), "has no softcap yet");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:window_left=9:bf16"),
+            "has no windows that end on the left yet");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:dropout_p=0.5:bf16"), "has no dropout yet");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:softmax_scale=-1:bf16"),
+            "takes a positive softmax_scale only");
+  // Rows of 72 bytes are no multiple of 16.
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d36:bf16").substr(0, 18), "q cannot be copied");
+  EXPECT_NE(refusal_of("attention_fwd:b1:hq4:sq300:d64:bf16", "sm_80").find("9.0"),
+            std::string::npos);
+}
+
+TEST(Sm90Plan, IsNotChosenUnlessAskedFor) {
+  const auto kernels = kernels_of("attention_fwd:b2:hq8:sq1000:d64:bf16", "");
+  EXPECT_EQ(kernels.front().source.stem, "attention_fwd_portable");
+}
+
+/// The member of a generated Config.
+int config_value(const std::string& config, const std::string& name) {
+  const size_t at = config.find(" " + name + " = ");
+  EXPECT_NE(at, std::string::npos) << name;
+  return std::stoi(config.substr(at + name.size() + 4));
+}
+
+TEST(Sm90Plan, FitsRegistersAndSharedMemory) {
+  constexpr int kRegisters = 65536;
+  const GpuModel& gpu = *named_gpu_model("sm_90a");
+  for (const int dim : {16, 64, 96, 128, 192, 256}) {
+    for (const int seqlen : {100, 2048, 4096, 16384}) {
+      for (const char* rest : {":bf16", ":f16", ":causal:bf16", ":causal:f16"}) {
+        const std::string text =
+            "attention_fwd:b1:hq4:sq" + std::to_string(seqlen) + ":d" + std::to_string(dim) + rest;
+        SCOPED_TRACE(text);
+        const KernelChoice kernel = kernels_of(text, "sm90").front();
+        EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta);
+        const std::string& config = kernel.source.config;
+        const int copies = config_value(config, "kCopyRegisters");
+        const int computes = config_value(config, "kComputeRegisters");
+        const int groups = config_value(config, "kNumWarpgroups");
+        EXPECT_EQ(kernel.num_threads, 128 * (groups + 1));
+        // At the start each thread has as many; warpgroups then pass on what they do not need.
+        const int at_start = kRegisters / static_cast<int>(kernel.num_threads) / 8 * 8;
+        EXPECT_LE(128 * (copies + groups * computes), at_start * kernel.num_threads);
+        EXPECT_EQ(copies % 8 + computes % 8, 0);
+      }
+    }
+  }
+}
+
+TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
+  if (Nvrtc::get() == nullptr) GTEST_SKIP() << Nvrtc::fault();
+  if (!Nvrtc::get()->knows("sm_90a")) GTEST_SKIP() << "this NVRTC does not know sm_90a";
+  for (const char* text :
+       {"attention_fwd:b1:hq4:sq4096:d64:bf16", "attention_fwd:b1:hq4:sq1024:d64:causal:bf16",
+        "attention_fwd:b1:hq4:sq4096:d128:bf16", "attention_fwd:b1:hq4:sq1024:d128:causal:bf16",
+        "attention_fwd:b1:hq4:sq4096:d128:causal:f16", "attention_fwd:b1:hq4:sq4096:d256:bf16"}) {
+    SCOPED_TRACE(text);
+    const CompiledKernel compiled =
+        Nvrtc::get()->compile(program_of(kernels_of(text, "sm90").front().source));
+    EXPECT_EQ(compiled.usage.spill_store_bytes, 0);
+    // The assembler's warnings about products that it puts one after the other.
+    EXPECT_EQ(compiled.notes, "");
+  }
+}
+
+}  // namespace
+}  // namespace flashtile::cuda
