@@ -253,7 +253,7 @@ class Sweep {
       const auto compiled = cuda::Nvrtc::get()->compile(cuda::program_of(source));
       std::printf("d=%3ld %3d registers %4ld spilled %6d shared  %s\n", problem.head_dim,
                   compiled.usage.num_registers, static_cast<long>(compiled.usage.spill_store_bytes),
-                  candidate.plan.tiling.shape.shared_bytes(), name_of(candidate.blocks).c_str());
+                  candidate.plan.tiling->shape.shared_bytes(), name_of(candidate.blocks).c_str());
     } catch (const Error& error) {
       candidate.fault = error.what();
       std::printf("# %s: %s\n", name_of(candidate.blocks).c_str(),

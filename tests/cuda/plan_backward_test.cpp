@@ -38,16 +38,18 @@ KernelChoice main_of(const std::string& text, const std::string& arch) {
 TEST(BackwardPlan, FitsEveryArchitectureForAllHeadDims) {
   for (const std::string& arch : known_gpu_archs()) {
     const GpuModel& gpu = *named_gpu_model(arch);
-    for (const char* type : {"bf16", "f16"}) {
-      for (const char* dims :
-           {"d1", "d32", "d64", "d80", "d128", "d192:dv128", "d16:dv256", "d256"}) {
+    for (const char* type : {"bf16", "f16", "f32", "deterministic:bf16"}) {
+      for (const char* dims : {"d1", "d32", "d64", "d80", "d128", "d192:dv128", "d16:dv256", "d256",
+                               "d300", "d576:dv512", "d1024"}) {
         for (const char* lengths : {"b2:hq8:hkv2:sq1:sk4096", "b2:hq8:sq20:sk100"}) {
           const std::string text =
               std::string("attention_bwd:") + lengths + ":" + dims + ":" + type;
-          const KernelChoice kernel = main_of(text, arch);
-          EXPECT_GT(kernel.num_threads, 0) << text;
-          EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta) << arch << " " << text;
-          EXPECT_EQ(kernel.source.arch, arch);
+          for (const KernelChoice& kernel : kernels_of(text, arch)) {
+            EXPECT_GT(kernel.num_threads, 0) << text;
+            EXPECT_GT(kernel.grid[0], 0) << text;
+            EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta) << arch << " " << text;
+            EXPECT_EQ(kernel.source.arch, arch);
+          }
         }
       }
     }
@@ -55,12 +57,31 @@ TEST(BackwardPlan, FitsEveryArchitectureForAllHeadDims) {
 }
 
 TEST(BackwardPlan, LaunchesWhatTheOptionsNeed) {
-  const Stems plain = {"attention_bwd_prepare", "attention_bwd_portable", "attention_bwd_convert"};
-  const Stems mapped = {"attention_bwd_prepare", "attention_blocks", "attention_bwd_portable",
-                        "attention_bwd_convert"};
-  EXPECT_EQ(stems_of("attention_bwd:b8:hq16:sq2048:d64:causal:bf16"), plain);
-  EXPECT_EQ(stems_of("attention_bwd:b8:hq16:sq512:d64:mask='k_idx <= q_idx':bf16"), plain);
-  EXPECT_EQ(stems_of("attention_bwd:b8:hq16:sq512:d64:mask='k_idx % 2 == 0':bf16"), mapped);
+  const std::string prepare = "attention_bwd_prepare", queries = "attention_bwd_queries";
+  const std::string main = "attention_bwd_portable", keys = "attention_bwd_keys";
+  const std::string convert = "attention_bwd_convert", blocks = "attention_blocks";
+  const std::string clear = "attention_bwd_clear", reduce = "attention_bwd_reduce";
+  const Stems plain = {prepare, main, convert};
+  const std::string base = "attention_bwd:b8:hq16:sq512:d64:";
+  EXPECT_EQ(stems_of(base + "causal:bf16"), plain);
+  EXPECT_EQ(stems_of(base + "mask='k_idx <= q_idx':bf16"), plain);
+  EXPECT_EQ(stems_of(base + "mask='k_idx % 2 == 0':bf16"), (Stems{prepare, blocks, main, convert}));
+  EXPECT_EQ(stems_of(base + "f32"), (Stems{prepare, queries, keys}));
+  EXPECT_EQ(stems_of(base + "mask='k_idx % 2 == 0':f32"), (Stems{prepare, blocks, queries, keys}));
+  // Nothing is added up in any order.
+  EXPECT_EQ(stems_of(base + "deterministic:bf16"), (Stems{prepare, queries, main}));
+  EXPECT_EQ(stems_of(base + "bias[1,hq,1,sk]:dbias:bf16"),
+            (Stems{prepare, queries, "attention_bwd_bias", main, convert}));
+  EXPECT_EQ(stems_of(base + "alibi_slopes[hq]:dalibi_slopes:bf16"),
+            (Stems{clear, prepare, queries, main, reduce}));
+  EXPECT_EQ(stems_of(base + "sink:dsink:bf16"), (Stems{clear, prepare, main, convert, reduce}));
+}
+
+TEST(BackwardPlan, WideHeadsStreamWhereNoTileFits) {
+  const std::string text = "attention_bwd:b1:hq2:sq512:bf16:";
+  EXPECT_GT(main_of(text + "d512", "sm_90a").num_threads, 0);
+  EXPECT_EQ(main_of(text + "d512", "sm_86").num_threads, 0);
+  EXPECT_EQ(main_of(text + "d1024", "sm_90a").num_threads, 0);
 }
 
 TEST(BackwardPlan, OneCtaForEachKeyBlockOfAKvHead) {
@@ -93,8 +114,21 @@ TEST(BackwardPlan, WorkspaceIsOneFloatForEachElementOfDqAndVectors) {
     const std::string plan = make_call(parse_problem(text)).explain(context).plan;
     const int64_t bytes = std::stoll(plan.substr(plan.find("workspace ") + 10));
     EXPECT_GE(bytes, rows * dim * 4) << plan;
-    EXPECT_LE(bytes, rows * (dim + 2) * 4 + 3 * 256) << plan;
+    // lse, delta, and a flag for 16 rows.
+    EXPECT_LE(bytes, rows * (dim + 2) * 4 + rows / 4 + 4 * 256) << plan;
   }
+}
+
+TEST(BackwardPlan, DeterministicNeedsNoSumsOfDq) {
+  Context context;
+  context.arch = "sm_90a";
+  const auto bytes_of = [&](const std::string& option) {
+    const std::string text = "attention_bwd:b2:hq16:sq1024:d128:bf16" + option;
+    const std::string plan = make_call(parse_problem(text)).explain(context).plan;
+    return std::stoll(plan.substr(plan.find("workspace ") + 10));
+  };
+  EXPECT_LT(bytes_of(":deterministic"), 2 * 16 * 1024 * 12);
+  EXPECT_GT(bytes_of(""), 2 * 16 * 1024 * 128 * 4);
 }
 
 TEST(BackwardPlan, NumbersChangeNoText) {

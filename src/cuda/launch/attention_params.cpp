@@ -61,18 +61,6 @@ device::PositionParam position_param(const AttentionProblem& problem) {
   return position;
 }
 
-device::AuxParam aux_param(const TensorView& tensor) {
-  device::AuxParam aux;
-  aux.data = static_cast<const char*>(tensor.data);
-  aux.element_bytes = static_cast<int>(dtype_bytes(tensor.dtype));
-  aux.ndim = tensor.ndim;
-  for (int d = 0; d < tensor.ndim; ++d) {
-    aux.shape[d] = tensor.shape[static_cast<size_t>(d)];
-    aux.strides[d] = stride_bytes(tensor, d);
-  }
-  return aux;
-}
-
 }  // namespace
 
 device::DivisorParam divisor_param(int64_t value) {
@@ -110,6 +98,49 @@ device::ScoresParam scores_param(const TensorView& tensor) {
   if (!tensor) return {};
   return {static_cast<char*>(tensor.data), broadcast_stride(tensor, 0), broadcast_stride(tensor, 1),
           broadcast_stride(tensor, 2), stride_bytes(tensor, 3)};
+}
+
+device::AuxParam aux_param(const TensorView& tensor) {
+  device::AuxParam aux;
+  aux.data = static_cast<const char*>(tensor.data);
+  aux.element_bytes = static_cast<int>(dtype_bytes(tensor.dtype));
+  aux.ndim = tensor.ndim;
+  for (int d = 0; d < tensor.ndim; ++d) {
+    aux.shape[d] = tensor.shape[static_cast<size_t>(d)];
+    aux.strides[d] = stride_bytes(tensor, d);
+  }
+  return aux;
+}
+
+device::BlocksParam blocks_param(const AttentionArgs& args, const BlockMapPlan& plan,
+                                 unsigned int* listed, unsigned int* map) {
+  device::BlocksParam blocks;
+  blocks.map = map;
+  blocks.map_batches = static_cast<int>(plan.map_batches);
+  blocks.map_heads = static_cast<int>(plan.map_heads);
+  blocks.map_words = static_cast<int>(plan.map_words);
+  if (!args.block_counts) return blocks;
+  const device::ScoresParam counts = scores_param(args.block_counts);
+  const device::ScoresParam indices = scores_param(args.block_indices);
+  blocks.counts = counts.data;
+  blocks.counts_batch_stride = counts.batch_stride;
+  blocks.counts_head_stride = counts.head_stride;
+  blocks.counts_row_stride = counts.row_stride;
+  blocks.indices = indices.data;
+  blocks.indices_batch_stride = indices.batch_stride;
+  blocks.indices_head_stride = indices.head_stride;
+  blocks.indices_row_stride = indices.row_stride;
+  blocks.indices_entry_stride = indices.key_stride;
+  blocks.max_entries = static_cast<int>(args.block_indices.shape[3]);
+  blocks.block_rows = args.block_rows;
+  blocks.block_cols = args.block_cols;
+  blocks.listed = listed;
+  blocks.list_batches = static_cast<int>(plan.list_batches);
+  blocks.list_heads = static_cast<int>(plan.list_heads);
+  blocks.list_rows = static_cast<int>(plan.list_rows);
+  blocks.list_cols = static_cast<int>(plan.list_cols);
+  blocks.list_words = static_cast<int>(plan.list_words);
+  return blocks;
 }
 
 device::AttentionParams attention_params(const AttentionProblem& problem,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/device/params/attention_params.hpp"
+#include "cuda/plan/attention_fwd_plan.hpp"
 #include "flashtile/context.hpp"
 #include "ops/attention/args.hpp"
 #include "ops/attention/problem.hpp"
@@ -26,6 +27,13 @@ device::HeadScalarsParam head_scalars_param(const TensorView& tensor);
 
 /// (batch, heads, seqlen_q, seqlen_k) with broadcast dimensions.
 device::ScoresParam scores_param(const TensorView& tensor);
+
+/// An aux tensor, or its gradient.
+device::AuxParam aux_param(const TensorView& tensor);
+
+/// The lists of blocks of a call, if it has any, their bits and the map of blocks.
+device::BlocksParam blocks_param(const AttentionArgs& args, const BlockMapPlan& plan,
+                                 unsigned int* listed, unsigned int* map);
 
 /// Everything that does not depend on a plan. `grid` and what points into the workspace are the
 /// launcher's.

@@ -24,11 +24,9 @@ constexpr BackwardChoice kChoices[] = {
     {128, true, {64, 64, 2, 2, 2, 1, 32, 1, 2}},   {128, false, {128, 128, 4, 2, 4, 1, 32, 1, 1}},
     {128, false, {64, 64, 2, 2, 2, 1, 32, 1, 2}},  {128, false, {64, 128, 4, 2, 2, 1, 32, 2, 1}},
     {256, false, {128, 64, 2, 4, 4, 2, 32, 1, 1}}, {256, false, {64, 64, 2, 4, 2, 1, 16, 2, 1}},
-    {256, false, {64, 64, 2, 4, 2, 1, 16, 1, 1}},
+    {256, false, {64, 64, 2, 4, 2, 1, 16, 1, 1}},  {256, false, {32, 32, 2, 2, 2, 1, 16, 1, 1}},
+    {576, false, {64, 32, 2, 4, 4, 2, 16, 1, 1}},
 };
-
-/// For the smallest shared memory, where nothing else fits.
-constexpr BackwardBlocks kSmallest = {32, 32, 2, 2, 2, 1, 16, 1, 1};
 
 bool fits(const BackwardTiling& tiling, int num_ctas, const GpuModel& gpu) {
   constexpr int64_t kReservedBytes = 1024;  // of each CTA, for the driver
@@ -59,12 +57,12 @@ BackwardTiling backward_tiling(const AttentionProblem& problem, const BackwardBl
   return tiling;
 }
 
-BackwardTiling choose_backward_tiling(const AttentionProblem& problem) {
+std::optional<BackwardTiling> choose_backward_tiling(const AttentionProblem& problem) {
   const int64_t widest = std::max(problem.head_dim, problem.head_dim_v);
   const int64_t few = problem.window_right.has_value() ? 512 : 64;
   const bool is_short = problem.max_seqlen_q <= few;
   // The first that fits of those for as many columns, if possible beside as many CTAs as it is for.
-  for (const int64_t columns : {32, 64, 128, 256}) {
+  for (const int64_t columns : {32, 64, 128, 256, 576}) {
     if (widest > columns) continue;
     for (const bool shares_sm : {true, false}) {
       for (const BackwardChoice& choice : kChoices) {
@@ -74,7 +72,7 @@ BackwardTiling choose_backward_tiling(const AttentionProblem& problem) {
       }
     }
   }
-  return backward_tiling(problem, kSmallest);
+  return std::nullopt;
 }
 
 }  // namespace flashtile::cuda

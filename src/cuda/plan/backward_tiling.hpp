@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+
 #include "cuda/plan/attention_bwd_plan.hpp"
 
 namespace flashtile::cuda {
 
-/// The tile shape for a problem on its GPU.
-BackwardTiling choose_backward_tiling(const AttentionProblem& problem);
+/// The tile shape for a problem of 16-bit elements on its GPU; nothing where no tile shape fits.
+std::optional<BackwardTiling> choose_backward_tiling(const AttentionProblem& problem);
 
 /// A shape's sizes without the head dims, which follow from the problem and the warps.
 struct BackwardBlocks {

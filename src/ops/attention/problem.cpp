@@ -268,6 +268,9 @@ void set_options(AttentionProblem& problem, const AttentionArgs& args) {
   problem.wants_weights = bool(args.weights) || bool(args.dropout_mask);
   problem.wants_aux_gradient = std::any_of(args.aux.begin(), args.aux.end(),
                                            [](const AuxTensor& aux) { return bool(aux.gradient); });
+  for (const AuxTensor& aux : args.aux) {
+    if (aux.gradient) problem.aux_gradient_elements += aux.gradient.numel();
+  }
   problem.wants_alibi_gradient = bool(args.dalibi_slopes);
   problem.wants_sink_gradient = bool(args.dsink);
 }

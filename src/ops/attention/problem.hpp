@@ -95,6 +95,7 @@ struct AttentionProblem {
   bool wants_max_logit = false;
   bool wants_weights = false;  ///< the weights or dropout mask, quadratic on request
   bool wants_aux_gradient = false;
+  int64_t aux_gradient_elements = 0;  ///< of all tensors whose gradient is wanted
   bool wants_alibi_gradient = false;
   bool wants_sink_gradient = false;
 

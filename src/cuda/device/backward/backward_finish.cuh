@@ -45,7 +45,7 @@ struct BackwardFinish {
   FLASHTILE_DEVICE static void store(uint32 tile, const RowsParam& rows, int num_cols) {
     constexpr int kElements = 16 / element_bytes(Config::kElement);
     constexpr int kChunks = kCols / kElements;
-    const int num_keys = Work::state().num_keys;
+    const int num_keys = rows.data == nullptr ? 0 : Work::state().num_keys;
     FLASHTILE_NO_UNROLL
     for (int at = thread_idx(); at < num_keys * kChunks; at += Work::kThreads) {
       const int key = at / kChunks;

@@ -9,19 +9,15 @@
 
 namespace flashtile::device {
 
-/// What a thread sums of gradients that are not of products.
+/// e^(logit - lse) where only the scale acts on products; `lse` is in log2 units with kLog2Lse.
 template <class Config>
-struct ScoreSums {
-  float slope = 0.0f;  ///< of the ALiBi slope of the head that is worked on
-
-  FLASHTILE_DEVICE void add(const ScoreRules<Config>& rules, float product, float dlogit, int head,
-                            int q_idx, int k_idx) {
-    if constexpr (Config::kWantsSlopes) {
-      const int64 distance = q_idx + rules.sequence.query_offset - k_idx;
-      slope = fused_multiply_add(dlogit, -absolute(static_cast<float>(distance)), slope);
-    }
+FLASHTILE_DEVICE float plain_weight(float product, float softmax_scale, float lse) {
+  if constexpr (Config::kLog2Lse) {
+    return exp2_approx(fused_multiply_add(product, softmax_scale * kLog2e, -lse));
+  } else {
+    return exp2_approx(fused_multiply_add(product, softmax_scale, -lse) * kLog2e);
   }
-};
+}
 
 /// One slice of a warp: 16 kTilesN keys by kSlice queries. In shared memory: lse, delta (float32)
 /// and ranges of keys (pairs of ints) of the block's queries.
@@ -41,12 +37,10 @@ struct BackwardScores {
   FLASHTILE_DEVICE int lane_key() const { return first_warp_key + lane_idx() / 4; }
 
   /// Products of queries and keys become weights; products of gradients and values become
-  /// gradients of products, but for the scale. What masks hide becomes 0, whatever it was. `sums`
-  /// take what the score's other gradients need.
+  /// gradients of products, but for the scale. What masks hide becomes 0, whatever it was.
   template <bool kMasked>
-  FLASHTILE_DEVICE void make_weights(Scores& s, Scores& dp, ScoreSums<Config>& sums) const {
+  FLASHTILE_DEVICE void make_weights(Scores& s, Scores& dp) const {
     const uint32 lse = vectors + static_cast<uint32>(lane_query() * 4);
-    const float scale = rules.params.softmax_scale * kLog2e;
     FLASHTILE_UNROLL
     for (int n = 0; n < kSlice / 8; ++n) {
       const FloatPair lse_pair = load_shared_pair(lse + static_cast<uint32>(n * 32));
@@ -80,11 +74,9 @@ struct BackwardScores {
                 rules.logit_and_derivative(s[m][n][r], head, q_idx, block_key + key, derivative);
             weight = exp2_approx((logit - shift) * kLog2e);
             is_seen = is_seen && weight != 0.0f;
-            const float dlogit = weight * (dweight - delta);
-            if (is_seen) sums.add(rules, s[m][n][r], dlogit, head, q_idx, block_key + key);
-            dscore = dlogit * derivative;
+            dscore = weight * (dweight - delta) * derivative;
           } else {
-            weight = exp2_approx(fused_multiply_add(s[m][n][r], scale, -shift));
+            weight = plain_weight<Config>(s[m][n][r], rules.params.softmax_scale, shift);
             dscore = weight * (dweight - delta);
           }
           const bool is_zero = (kMasked || Config::kHasScoreOptions) && !is_seen;

@@ -35,7 +35,12 @@ struct BackwardState {
     num_keys = clamp(sequence.seqlen_k - first_key, 0, Config::kBlockN);
     if (num_keys == 0) return;
     padded_row = device::padded_row(params, sequence);
-    // Where masks by position differ between heads, the first head comes alone.
+    find_first_head(params, user);
+  }
+
+  /// Where masks by position differ between heads, the first head comes alone.
+  FLASHTILE_DEVICE void find_first_head(const AttentionParams& params,
+                                        const typename Config::Expressions::Params& user) {
     head_begin = head_kv * params.group_size;
     head_end = head_begin + (Config::kHeadsDiffer ? 1 : params.group_size);
     find_masks(params, user);

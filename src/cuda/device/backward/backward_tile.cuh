@@ -13,6 +13,8 @@
 #pragma once
 
 #include "cuda/device/backward/backward_scores.cuh"
+#include "cuda/device/backward/query_vectors.cuh"
+#include "cuda/device/copy/finite.cuh"
 #include "cuda/device/copy/load_tile.cuh"
 #include "cuda/device/mma/operands.cuh"
 #include "cuda/device/mma/tile_products.cuh"
@@ -87,10 +89,10 @@ struct BackwardTile {
   const AttentionParams& params;
   const BackwardParams& backward;
   ScoreRules<Config> rules;
-  uint32 shared;       ///< where shared memory begins
-  int first_warp_key;  ///< of the warp, in the block
-  int warp_m;          ///< which share of queries, or columns, is the warp's
-  ScoreSums<Config> sums;
+  uint32 shared;             ///< where shared memory begins
+  int first_warp_key;        ///< of the warp, in the block
+  int warp_m;                ///< which share of queries, or columns, is the warp's
+  bool has_new_keys = true;  ///< nothing has been done with them
   float dk[kTilesN][kTilesD][4];
   float dv[kTilesN][kTilesV][4];
 
@@ -155,28 +157,39 @@ struct BackwardTile {
     load_rows<DoutCopy>(dout_tile(stage), query_row(backward.dout, s.sequence, first, step.head),
                         backward.dout.row_stride, num_rows, params.head_dim_v,
                         backward.dout.element_stride);
-    const int thread = thread_idx();
-    if (thread < kBlockM / 2) {  // four rows of lse or delta
-      const int row = thread % (kBlockM / 4) * 4;
-      const bool is_delta = thread >= kBlockM / 4;
-      const int64 from = step.head * backward.padded_rows + s.padded_row + first;
-      const int count = num_rows - row;
-      copy_async<16>(vectors(stage) + static_cast<uint32>((is_delta ? kBlockM : 0) * 4 + row * 4),
-                     (is_delta ? backward.delta : backward.lse) + from + (count > 0 ? row : 0),
-                     count <= 0  ? 0
-                     : count < 4 ? count * 4
-                                 : 16);
+    load_query_vectors<Config>(backward, s, step.head, step.m_block, cover(step) == Cover::kFull,
+                               vectors(stage));
+    const int row_block = thread_idx();
+    if (row_block < kBlockM / kRowPadding) {
+      const int64 odd = (step.head * backward.padded_rows + s.padded_row + first) / kRowPadding;
+      const bool is_there = row_block * kRowPadding < num_rows;
+      copy_async<4>(odd_rows(stage) + static_cast<uint32>(row_block * 4),
+                    backward.odd_rows + odd + (is_there ? row_block : 0), is_there ? 4 : 0);
     }
-    if (thread < kBlockM && cover(step) != Cover::kFull) {
-      const bool is_there = thread < num_rows;
-      const variant::KeyRange range = s.position.keys(first + thread);
-      const int64 begin = is_there ? range.begin - s.first_key : 0;
-      const int64 end = is_there ? range.end - s.first_key : 0;
-      store_shared(vectors(stage) + static_cast<uint32>(kBlockM * 8 + thread * 8),
-                   static_cast<uint32>(static_cast<int>(clamp<int64>(begin, 0, kBlockN))));
-      store_shared(vectors(stage) + static_cast<uint32>(kBlockM * 8 + thread * 8 + 4),
-                   static_cast<uint32>(static_cast<int>(clamp<int64>(end, 0, kBlockN))));
+  }
+
+  FLASHTILE_DEVICE uint32 odd_rows(int stage) const {
+    return vectors(stage) + static_cast<uint32>(kShape.odd_rows_begin());
+  }
+
+  /// What weights multiply becomes finite: a weight of 0 must hide what it belongs to, and where a
+  /// query sees what is not finite, its lse or delta are not either. Keys before the first step.
+  FLASHTILE_DEVICE void clear_odd_rows(int stage) {
+    bool is_odd = false;
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kBlockM / kRowPadding; ++i) {
+      is_odd =
+          is_odd || bits_of_float(load_shared(odd_rows(stage) + static_cast<uint32>(i * 4))) != 0;
     }
+    if (is_odd) {
+      clear_nonfinite<Config::kElement, QueryTile::kBytes, kThreads>(query_tile(stage));
+      clear_nonfinite<Config::kElement, DoutTile::kBytes, kThreads>(dout_tile(stage));
+    }
+    if (has_new_keys && Config::kSumsDq) {
+      clear_nonfinite<Config::kElement, KeyTile::kBytes, kThreads>(key_tile());
+    }
+    if (is_odd || (has_new_keys && Config::kSumsDq)) sync_cta();
+    has_new_keys = false;
   }
 
   // ---- From products to weights and their gradients
@@ -199,12 +212,15 @@ struct BackwardTile {
         first_query, state().first_key, first_warp_key};
     // Without options, hiding afterwards takes fewer registers.
     constexpr bool kHidesLater = kMasked && !Config::kHasScoreOptions;
-    scores.template make_weights<(kMasked && !kHidesLater)>(s, dp, sums);
+    scores.template make_weights<(kMasked && !kHidesLater)>(s, dp);
     if constexpr (kHidesLater) scores.hide(s, dp);
     SliceWeights weights, dscores;
     weights.set(s);
     dscores.set(dp);
-    store_weights<WeightTile>(place(kShape.dscores_begin()), dscores, first_warp_key, first_query);
+    if constexpr (Config::kSumsDq || !kKeepsWeights) {
+      store_weights<WeightTile>(place(kShape.dscores_begin()), dscores, first_warp_key,
+                                first_query);
+    }
     if constexpr (kKeepsWeights) {
       accumulate_values<Config::kElement, kTilesN, kTilesV, kSlice, Config::kHeadDimV, DoutTile>(
           dv, weights, dout_tile(stage), first_query, 0);
@@ -277,18 +293,6 @@ struct BackwardTile {
     return step;
   }
 
-  /// A warp's part of the gradient of a head's slope.
-  FLASHTILE_DEVICE void write_slope(int head) {
-    float sum = sums.slope;
-    FLASHTILE_UNROLL
-    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-    sums.slope = 0.0f;
-    const State& s = state();
-    const int64 row = static_cast<int64>(s.sequence.batch_idx) * params.num_heads + head;
-    const int64 part = (row * backward.num_n_blocks + s.first_key / kBlockN) * kShape.num_warps();
-    if (lane_idx() == 0) backward.slope_parts[part + warp_idx()] = sum;
-  }
-
   /// Starts the copies of the step behind `step`, if there is one; a group in any case.
   FLASHTILE_DEVICE void load_next(const Step& step, int stage) const {
     const Step next_step = next(step);
@@ -308,6 +312,7 @@ struct BackwardTile {
       // The step's queries are there for all, and nobody reads what the last step left.
       copy_async_wait<0>();
       sync_cta();
+      clear_odd_rows(stage);
       if constexpr (Config::kNumStages == 2) load_next(step, stage ^ 1);
       process_scores(step, stage);
       sync_cta();
@@ -317,12 +322,11 @@ struct BackwardTile {
         if constexpr (!kKeepsWeights) sync_cta();
         load_next(step, stage);
       }
-      FLASHTILE_UNROLL
-      for (int pass = 0; pass < Config::kDqPasses; ++pass) add_dq(step, pass);
-      if constexpr (Config::kNumStages == 2) stage ^= 1;
-      if constexpr (Config::kWantsSlopes) {
-        if (next(step).head != step.head) write_slope(step.head);
+      if constexpr (Config::kSumsDq) {
+        FLASHTILE_UNROLL
+        for (int pass = 0; pass < Config::kDqPasses; ++pass) add_dq(step, pass);
       }
+      if constexpr (Config::kNumStages == 2) stage ^= 1;
       // Found again, rather than kept in registers.
       step = next(step);
     }

@@ -16,9 +16,8 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::kClearThreads, 4)
     attention_bwd_clear(FLASHTILE_PARAMETER flashtile::device::AttentionParams,
                         FLASHTILE_PARAMETER flashtile::device::BackwardParams backward) {
   using namespace flashtile::device;
-  float* parts = backward.sink_parts != nullptr ? backward.sink_parts : backward.slope_parts;
   const int64 step = num_ctas() * kClearThreads;
-  for (int64 at = cta_idx() * kClearThreads + thread_idx(); at < backward.num_parts; at += step) {
-    parts[at] = 0.0f;
+  for (int64 at = cta_idx() * kClearThreads + thread_idx(); at < backward.num_cleared; at += step) {
+    backward.cleared[at] = 0;
   }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attention_bwd_convert: dq from its sums, scaled and rounded; zeros for packed queries that no
-// sequence covers. A warp takes sixteen rows of a head; memory is the limit: (4 + element) bytes
-// for each element.
+// attention_bwd_convert: dq from its sums, scaled and rounded, unless it is there already; zeros
+// for packed queries that no sequence covers. A warp takes sixteen rows of a head; memory is the
+// limit: (4 + element) bytes for each element.
 #pragma once
 
 #include "cuda/device/backward/padded_rows.cuh"
@@ -45,7 +45,7 @@ struct BackwardConvert {
   FLASHTILE_DEVICE void convert(const Sequence& sequence, int first, int head) const {
     const float* tiles =
         dq_tile<Config::kHeadDim>(backward, head, padded_row(params, sequence) + first, 0);
-    FLASHTILE_UNROLL
+    FLASHTILE_NO_UNROLL
     for (int at = lane_idx(); at < 8 * kColumnTiles; at += kWarpSize) {
       const int tile = at % kColumnTiles;
       const int group = at / kColumnTiles;
@@ -74,10 +74,12 @@ struct BackwardConvert {
   }
 
   FLASHTILE_DEVICE void run() const {
-    for_each_row_block(params, kThreads / kWarpSize,
-                       [&](const Sequence& sequence, int first_row, int head) {
-                         convert(sequence, first_row, head);
-                       });
+    if constexpr (Config::kSumsDq) {
+      for_each_row_block(params, kThreads / kWarpSize,
+                         [&](const Sequence& sequence, int first_row, int head) {
+                           convert(sequence, first_row, head);
+                         });
+    }
     if (params.lengths.cu_seqlens_q.data != nullptr) clear_uncovered_rows();
   }
 };

@@ -45,7 +45,21 @@ struct BackwardPrepare {
     }
   }
 
-  FLASHTILE_DEVICE float dot(const Sequence& sequence, int q_idx, int head) const {
+  /// Eight elements of dout as the other kernels read them.
+  FLASHTILE_DEVICE void copy_dout(const Sequence& sequence, int q_idx, int head, int first,
+                                  const float (&value)[kElements]) const {
+    char* row = query_row(backward.dout_copy, sequence, q_idx, head);
+    FLASHTILE_UNROLL
+    for (int e = 0; e < kElements; ++e) {
+      if (first + e < params.head_dim_v) {
+        store_element<Config::kElement>(row + (first + e) * backward.dout_copy.element_stride,
+                                        value[e]);
+      }
+    }
+  }
+
+  /// A lane's share of out . dout; `bad` becomes NaN where dout is not finite.
+  FLASHTILE_DEVICE float dot(const Sequence& sequence, int q_idx, int head, float& bad) const {
     const char* out = query_row(params.out, sequence, q_idx, head);
     const char* dout = query_row(backward.dout, sequence, q_idx, head);
     float sum = 0.0f;
@@ -57,7 +71,11 @@ struct BackwardPrepare {
       load<Config::kOutElement, Config::kVectors>(a, out, params.out.element_stride, first);
       load<Config::kDoutElement, Config::kVectors>(b, dout, backward.dout.element_stride, first);
       FLASHTILE_UNROLL
-      for (int e = 0; e < kElements; ++e) sum = fused_multiply_add(a[e], b[e], sum);
+      for (int e = 0; e < kElements; ++e) {
+        sum = fused_multiply_add(a[e], b[e], sum);
+        bad = fused_multiply_add(b[e], 0.0f, bad);
+      }
+      if constexpr (Config::kCopiesDout) copy_dout(sequence, q_idx, head, first, b);
     }
     return sum;
   }
@@ -70,10 +88,14 @@ struct BackwardPrepare {
     }
   }
 
+  FLASHTILE_DEVICE float sink_of(int head) const {
+    return load_global(reinterpret_cast<const float*>(
+        reinterpret_cast<const char*>(params.sink.data) + head * params.sink.head_stride));
+  }
+
   /// What one query gives to the gradient of its head's sink.
   FLASHTILE_DEVICE float sink_part(int head, float lse, float delta) const {
-    const float sink = load_global(reinterpret_cast<const float*>(
-        reinterpret_cast<const char*>(params.sink.data) + head * params.sink.head_stride));
+    const float sink = sink_of(head);
     return sink == -infinity() ? 0.0f : -exp_precise(sink - lse) * delta;
   }
 
@@ -83,15 +105,20 @@ struct BackwardPrepare {
     if constexpr (Config::kSumsDq) clear(head, begin);
     float sink_sum = 0.0f;
     float sums[kRounds];
+    float bad[kRounds] = {};
+    bool is_odd = false;
     FLASHTILE_UNROLL
     for (int i = 0; i < kRounds; ++i) {
       const int q_idx = first + i * kRowsAtOnce + lane_idx() / kLanes;
-      sums[i] = q_idx < sequence.seqlen_q ? dot(sequence, q_idx, head) : 0.0f;
+      sums[i] = q_idx < sequence.seqlen_q ? dot(sequence, q_idx, head, bad[i]) : 0.0f;
     }
     FLASHTILE_UNROLL
     for (int i = 0; i < kRounds; ++i) {
       FLASHTILE_UNROLL
-      for (int mask = kLanes / 2; mask > 0; mask /= 2) sums[i] += shuffle_xor(sums[i], mask);
+      for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+        sums[i] += shuffle_xor(sums[i], mask);
+        bad[i] += shuffle_xor(bad[i], mask);
+      }
       const int row = i * kRowsAtOnce + lane_idx() / kLanes;
       const int q_idx = first + row;
       if (lane_idx() % kLanes != 0 || q_idx >= sequence.seqlen_q) continue;
@@ -103,7 +130,22 @@ struct BackwardPrepare {
       const int64 at = head * backward.padded_rows + begin + row;
       backward.delta[at] = delta;
       if constexpr (Config::kWantsSink) sink_sum += sink_part(head, lse, delta);
-      backward.lse[at] = lse == -infinity() ? infinity() : lse * (Config::kLog2Lse ? kLog2e : 1.0f);
+      // A query without keys has weights of 0. One whose gradient or scores are not finite spoils
+      // what it sees: that its lse is NaN stands for it.
+      float shift = lse * (Config::kLog2Lse ? kLog2e : 1.0f);
+      if (lse == -infinity()) {
+        shift = infinity();
+      } else if (!is_finite(lse) || bad[i] != 0.0f) {
+        shift = not_a_number();
+      }
+      backward.lse[at] = shift;
+      is_odd = is_odd || !is_finite(shift) || !is_finite(delta);
+      // A query that sees nothing but the sink may hold anything.
+      if constexpr (Config::kHasSink) is_odd = is_odd || lse == sink_of(head);
+    }
+    is_odd = any_lane(is_odd);
+    if (lane_idx() == 0) {
+      backward.odd_rows[(head * backward.padded_rows + begin) / kRowPadding] = is_odd ? 1 : 0;
     }
     if constexpr (Config::kWantsSink) {
       FLASHTILE_UNROLL
@@ -117,8 +159,8 @@ struct BackwardPrepare {
   /// A row of zeros for each kv head, of dk and dv.
   FLASHTILE_DEVICE void clear_key(int64 line, int64 row) const {
     for (int head = 0; head < params.num_heads_kv; ++head) {
-      clear_row(backward.dk, line, row, head, params.head_dim);
-      clear_row(backward.dv, line, row, head, params.head_dim_v);
+      if (backward.dk.data != nullptr) clear_row(backward.dk, line, row, head, params.head_dim);
+      if (backward.dv.data != nullptr) clear_row(backward.dv, line, row, head, params.head_dim_v);
     }
   }
 

@@ -17,15 +17,23 @@ struct BackwardParams {
   /// head_dim / 8, 128).
   float* dq_sums = nullptr;
   long long padded_rows = 0;
+  /// An int for each of kRowPadding rows, (heads, padded_rows / 16): whether what is not finite may
+  /// lie in their queries and gradients.
+  int* odd_rows = nullptr;
+  RowsParam dout_copy;  ///< in q's dtype, where dout is float32 and q is not
   HeadScalarsParam dsink, dalibi_slopes;
   /// Parts of these gradients, summed by attention_bwd_reduce in order: (heads, padded_rows / 16);
-  /// (batch, heads, num_n_blocks, warps).
+  /// (batch, heads, blocks of queries, warps).
   float* sink_parts = nullptr;
   float* slope_parts = nullptr;
-  long long num_parts = 0;  ///< of both, from sink_parts or slope_parts on
+  unsigned int* cleared = nullptr;  ///< what attention_bwd_clear sets to 0: all sums and parts
+  long long num_cleared = 0;        ///< words
   int slope_parts_per_head = 0;
   int has_slopes_by_batch = 0;
-  int num_n_blocks = 0;  ///< of the longest sequence
+  int num_n_blocks = 0;                        ///< of the longest sequence
+  int num_key_parts = 1, num_query_parts = 1;  ///< of the columns of dk and dv, and of dq
+  ScoresParam dbias;
+  int dbias_batches = 0, dbias_heads = 0, dbias_rows = 0, dbias_cols = 0;
 };
 
 }  // namespace flashtile::device

@@ -36,8 +36,11 @@ struct BackwardShape {
   constexpr int value_bytes() const { return row_tile_bytes(element_bytes, block_n, head_dim_v); }
   constexpr int query_bytes() const { return row_tile_bytes(element_bytes, block_m, head_dim); }
   constexpr int dout_bytes() const { return row_tile_bytes(element_bytes, block_m, head_dim_v); }
-  /// lse, delta, and the range of keys that each query sees.
-  constexpr int vector_bytes() const { return (4 * block_m * 4 + 127) / 128 * 128; }
+  /// lse, delta, the range of keys that each query sees; behind them whether rows are odd.
+  constexpr int odd_rows_begin() const { return 4 * block_m * 4; }
+  constexpr int vector_bytes() const {
+    return (odd_rows_begin() + block_m / kRowPadding * 4 + 127) / 128 * 128;
+  }
   constexpr int stage_bytes() const { return query_bytes() + dout_bytes() + vector_bytes(); }
   /// Weights, or their gradients: a row for each key.
   constexpr int weight_bytes() const { return row_tile_bytes(element_bytes, block_n, block_m); }

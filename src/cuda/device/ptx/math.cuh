@@ -67,6 +67,13 @@ FLASHTILE_DEVICE int64 int64_from_float(float x) {
   return x == x ? y : 0;
 }
 
+/// To the nearest; for |x| below 2^62.
+FLASHTILE_DEVICE int64 int64_from_double(double x) { return __double2ll_rn(x); }
+/// 2^exponent, of the normal numbers.
+FLASHTILE_DEVICE double power_of_two(int exponent) {
+  return __longlong_as_double(static_cast<int64>(exponent + 1023) << 52);
+}
+
 // To the last bits, for user expressions and for float32 problems.
 FLASHTILE_DEVICE float exp_precise(float x) { return expf(x); }
 FLASHTILE_DEVICE float log_precise(float x) { return logf(x); }

@@ -158,6 +158,10 @@ FLASHTILE_DEVICE void atomic_max(int* address, int value) { atomicMax(address, v
 FLASHTILE_DEVICE void atomic_min(uint32* address, uint32 value) { atomicMin(address, value); }
 FLASHTILE_DEVICE void atomic_or(uint32* address, uint32 value) { atomicOr(address, value); }
 FLASHTILE_DEVICE void atomic_add(float* address, float value) { atomicAdd(address, value); }
+FLASHTILE_DEVICE void atomic_add(double* address, double value) { atomicAdd(address, value); }
+FLASHTILE_DEVICE void atomic_add(int64* address, int64 value) {
+  atomicAdd(reinterpret_cast<uint64*>(address), static_cast<uint64>(value));
+}
 
 /// True where one instruction adds four neighbours.
 #if __CUDA_ARCH__ >= 900

@@ -116,5 +116,22 @@ FLASHTILE_DEVICE Int load_int_aux(const AuxParam& aux, Bool active, Index... ind
   return load_global(reinterpret_cast<const int*>(aux.data + offset));
 }
 
+/// The same element's place in row-major order.
+FLASHTILE_DEVICE Bool aux_place(const AuxParam&, int, Int&) { return true; }
+template <class... Rest>
+FLASHTILE_DEVICE Bool aux_place(const AuxParam& aux, int dim, Int& place, Int index, Rest... rest) {
+  const Bool is_inside = index >= 0 && index < aux.shape[dim];
+  place = place * aux.shape[dim] + index;
+  return aux_place(aux, dim + 1, place, rest...) & is_inside;
+}
+
+/// Hands the derivative by an element of aux tensor `aux_idx` to `sink`.
+template <class Sink, class... Index>
+FLASHTILE_DEVICE void give_gradient(const Sink& sink, int aux_idx, const AuxParam& aux, Bool active,
+                                    Float derivative, Index... index) {
+  Int place = 0;
+  if (aux_place(aux, 0, place, index...) && active) sink(aux_idx, derivative, place);
+}
+
 }  // namespace expression
 }  // namespace flashtile::device

@@ -86,10 +86,20 @@ struct ScoreRules {
 
   /// The logit of a pair, before masks; `product` is q . k.
   FLASHTILE_DEVICE float logit(float product, int head, int q_idx, int k_idx) const {
-    float x = product * params.softmax_scale;
-    if constexpr (Config::kHasSoftcap) x = params.softcap * squash(x / params.softcap);
+    float derivative;
+    float x = user_input(product, derivative);
     if constexpr (Expressions::kHasScore) x = Expressions::score(user, pair(head, q_idx, k_idx), x);
     return add_biases(x, head, q_idx, k_idx);
+  }
+
+  /// What a user's score gets: the scaled product, capped; and its derivative by the former.
+  FLASHTILE_DEVICE float user_input(float product, float& derivative) const {
+    const float x = product * params.softmax_scale;
+    derivative = 1.0f;
+    if constexpr (!Config::kHasSoftcap) return x;
+    const float squashed = squash(x / params.softcap);
+    derivative = fused_multiply_add(-squashed, squashed, 1.0f);
+    return params.softcap * squashed;
   }
 
   FLASHTILE_DEVICE float add_biases(float x, int head, int q_idx, int k_idx) const {
@@ -104,13 +114,7 @@ struct ScoreRules {
   /// The same, and its derivative by the scaled product.
   FLASHTILE_DEVICE float logit_and_derivative(float product, int head, int q_idx, int k_idx,
                                               float& derivative) const {
-    float x = product * params.softmax_scale;
-    derivative = 1.0f;
-    if constexpr (Config::kHasSoftcap) {
-      const float squashed = squash(x / params.softcap);
-      x = params.softcap * squashed;
-      derivative = fused_multiply_add(-squashed, squashed, 1.0f);
-    }
+    float x = user_input(product, derivative);
     if constexpr (Expressions::kHasScore) {
       const Pair place = pair(head, q_idx, k_idx);
       derivative *= Expressions::score_derivative(user, place, x);

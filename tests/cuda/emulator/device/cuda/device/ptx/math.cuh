@@ -26,6 +26,8 @@ inline uint32 bits_of_float(float value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
+inline int64 int64_from_double(double x) { return std::llrint(x); }
+inline double power_of_two(int exponent) { return std::ldexp(1.0, exponent); }
 inline float infinity() { return std::numeric_limits<float>::infinity(); }
 inline float not_a_number() { return float_from_bits(0x7fffffffu); }
 inline bool is_finite(float value) { return std::isfinite(value); }

@@ -122,6 +122,8 @@ inline void atomic_min(uint32* address, uint32 value) {
 }
 inline void atomic_or(uint32* address, uint32 value) { *address |= value; }
 inline void atomic_add(float* address, float value) { *address += value; }
+inline void atomic_add(double* address, double value) { *address += value; }
+inline void atomic_add(int64* address, int64 value) { *address += value; }
 
 constexpr bool kHasVectorAtomics = true;
 inline void atomic_add_vector(float* address, const float (&value)[4]) {
