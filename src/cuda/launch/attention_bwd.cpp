@@ -13,11 +13,6 @@
 namespace flashtile::cuda {
 namespace {
 
-template <class T>
-T* region_at(char* workspace, const WorkspaceRegion& region) {
-  return region.bytes == 0 ? nullptr : reinterpret_cast<T*>(workspace + region.offset);
-}
-
 /// A contiguous copy of dout in q's dtype, rows at multiples of 16 bytes.
 device::RowsParam dout_copy_param(const AttentionProblem& problem, const BackwardPlan& plan,
                                   char* workspace) {

@@ -10,11 +10,6 @@
 namespace flashtile::cuda {
 namespace {
 
-template <class T>
-T* at(char* workspace, const WorkspaceRegion& region) {
-  return region.bytes == 0 ? nullptr : reinterpret_cast<T*>(workspace + region.offset);
-}
-
 device::GridParam grid_param(const ForwardPlan& plan, char* workspace) {
   device::GridParam grid;
   grid.num_m_blocks = static_cast<int>(plan.num_m_blocks);
@@ -33,41 +28,9 @@ device::GridParam grid_param(const ForwardPlan& plan, char* workspace) {
   grid.combine_ctas = static_cast<int>(std::max<int64_t>(plan.combine_ctas, 1));
   grid.combine_warps = static_cast<int>(plan.combine_warps);
   grid.descending = plan.is_descending ? 1 : 0;
-  grid.partial_out = at<float>(workspace, plan.partial_out);
-  grid.partial_lse = at<float>(workspace, plan.partial_lse);
+  grid.partial_out = region_at<float>(workspace, plan.partial_out);
+  grid.partial_lse = region_at<float>(workspace, plan.partial_lse);
   return grid;
-}
-
-device::BlocksParam blocks_param(const AttentionArgs& args, const ForwardPlan& plan,
-                                 char* workspace) {
-  device::BlocksParam blocks;
-  const BlockMapPlan& from = plan.blocks;
-  blocks.map = at<unsigned int>(workspace, plan.map);
-  blocks.map_batches = static_cast<int>(from.map_batches);
-  blocks.map_heads = static_cast<int>(from.map_heads);
-  blocks.map_words = static_cast<int>(from.map_words);
-  if (!args.block_counts) return blocks;
-  const device::ScoresParam counts = scores_param(args.block_counts);
-  const device::ScoresParam indices = scores_param(args.block_indices);
-  blocks.counts = counts.data;
-  blocks.counts_batch_stride = counts.batch_stride;
-  blocks.counts_head_stride = counts.head_stride;
-  blocks.counts_row_stride = counts.row_stride;
-  blocks.indices = indices.data;
-  blocks.indices_batch_stride = indices.batch_stride;
-  blocks.indices_head_stride = indices.head_stride;
-  blocks.indices_row_stride = indices.row_stride;
-  blocks.indices_entry_stride = indices.key_stride;
-  blocks.max_entries = static_cast<int>(args.block_indices.shape[3]);
-  blocks.block_rows = args.block_rows;
-  blocks.block_cols = args.block_cols;
-  blocks.listed = at<unsigned int>(workspace, plan.listed);
-  blocks.list_batches = static_cast<int>(from.list_batches);
-  blocks.list_heads = static_cast<int>(from.list_heads);
-  blocks.list_rows = static_cast<int>(from.list_rows);
-  blocks.list_cols = static_cast<int>(from.list_cols);
-  blocks.list_words = static_cast<int>(from.list_words);
-  return blocks;
 }
 
 device::WeightsParam debug_param(const AttentionArgs& args) {
@@ -89,7 +52,7 @@ device::WeightsParam debug_param(const AttentionArgs& args) {
 device::RowScalarsParam own_lse(const AttentionProblem& problem, const ForwardPlan& plan,
                                 char* workspace) {
   device::RowScalarsParam lse;
-  lse.data = at<float>(workspace, plan.lse);
+  lse.data = region_at<float>(workspace, plan.lse);
   lse.row_stride = 4;
   lse.head_stride = 4 * (problem.is_packed_q ? problem.total_q : problem.max_seqlen_q);
   lse.batch_stride = problem.is_packed_q ? 0 : lse.head_stride * problem.num_heads;
@@ -103,11 +66,13 @@ class ForwardArguments {
                    const AttentionArgs& args, char* workspace)
       : params_(attention_params(problem, args)), expressions_(problem, args) {
     params_.grid = grid_param(plan, workspace);
-    params_.blocks = blocks_param(args, plan, workspace);
+    params_.blocks =
+        blocks_param(args, plan.blocks, region_at<unsigned int>(workspace, plan.listed),
+                     region_at<unsigned int>(workspace, plan.map));
     params_.debug = debug_param(args);
     if (plan.lse.bytes > 0) params_.lse = own_lse(problem, plan, workspace);
     before_ = params_;
-    append_ = append_params(problem, args, at<char>(workspace, plan.turned_q));
+    append_ = append_params(problem, args, region_at<char>(workspace, plan.turned_q));
     if (append_.turned_q.data != nullptr) params_.q = append_.turned_q;
   }
 

@@ -13,6 +13,12 @@
 
 namespace flashtile::cuda {
 
+/// Where a part of the workspace begins; null where it is not needed.
+template <class T>
+T* region_at(char* workspace, const WorkspaceRegion& region) {
+  return region.bytes == 0 ? nullptr : reinterpret_cast<T*>(workspace + region.offset);
+}
+
 /// Divides by `value`, which may be 0 where nothing is divided.
 device::DivisorParam divisor_param(int64_t value);
 

@@ -7,29 +7,11 @@
 #include "cuda/device/params/attention_params.hpp"
 #include "cuda/plan/attention_config.hpp"
 #include "cuda/plan/forward_tiling.hpp"
+#include "cuda/plan/kernel_plan.hpp"
 #include "cuda/plan/user_expressions.hpp"
 
 namespace flashtile::cuda {
 namespace {
-
-constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
-/// CTAs of kernels that go over their work in strides.
-constexpr int64_t kMaxStrideCtas = 1 << 14;
-
-/// Hands out parts of the workspace.
-class Regions {
- public:
-  WorkspaceRegion take(int64_t bytes) {
-    constexpr int64_t kAlignment = 256;
-    const WorkspaceRegion region = {used_, bytes};
-    used_ += round_up(bytes, kAlignment);
-    return region;
-  }
-  int64_t used() const { return used_; }
-
- private:
-  int64_t used_ = 0;
-};
 
 /// Key blocks that the query blocks visit at most.
 int64_t num_visited_blocks(const AttentionProblem& problem, const device::ForwardShape& shape) {
@@ -94,43 +76,8 @@ bool has_lengths(const AttentionProblem& problem) {
          problem.has_new_keys;
 }
 
-/// True when masks besides those by position may differ between sequences.
-bool masks_differ_by_batch(const AttentionProblem& problem) {
-  return has_lengths(problem) || reads_variable(problem.user_mask, variant::Variable::kBatch) ||
-         (problem.has_block_list &&
-          std::max(problem.block_counts.shape[0], problem.block_indices.shape[0]) > 1);
-}
-
-bool masks_differ_by_head(const AttentionProblem& problem) {
-  return reads_variable(problem.user_mask, variant::Variable::kHead) ||
-         reads_variable(problem.user_mask, variant::Variable::kHeadKv) ||
-         (problem.has_block_list &&
-          std::max(problem.block_counts.shape[1], problem.block_indices.shape[1]) > 1);
-}
-
-BlockMapPlan plan_block_map(const AttentionProblem& problem, const ForwardPlan& plan) {
-  BlockMapPlan blocks;
-  const ScoreFlags flags(problem);
-  blocks.is_on = flags.has_block_map() && problem.batch_size > 0 && problem.max_seqlen_k > 0 &&
-                 plan.num_m_blocks > 0;
-  if (!blocks.is_on) return blocks;
-  const int64_t num_heads = plan.packs_heads ? problem.num_heads_kv : problem.num_heads;
-  blocks.map_batches = masks_differ_by_batch(problem) ? problem.batch_size : 1;
-  blocks.map_heads = masks_differ_by_head(problem) ? num_heads : 1;
-  constexpr int64_t kCoversPerWord = 16;
-  blocks.map_words =
-      ceil_div(ceil_div(problem.max_seqlen_k, plan.tiling.shape.block_n), kCoversPerWord);
-  if (!problem.has_block_list) return blocks;
-  blocks.list_batches = std::max(problem.block_counts.shape[0], problem.block_indices.shape[0]);
-  blocks.list_heads = std::max(problem.block_counts.shape[1], problem.block_indices.shape[1]);
-  blocks.list_rows = problem.block_counts.shape[2];
-  blocks.list_cols = ceil_div(problem.max_seqlen_k, problem.block_cols);
-  blocks.list_words = ceil_div(blocks.list_cols, 32);
-  return blocks;
-}
-
 void take_workspace(const AttentionProblem& problem, ForwardPlan& plan) {
-  Regions regions;
+  WorkspaceRegions regions;
   if (plan.num_splits > 1) {
     const int64_t num_rows = problem.total_q * problem.num_heads * plan.num_splits;
     plan.partial_out = regions.take(num_rows * plan.num_v_parts * plan.tiling.shape.head_dim_v * 4);
@@ -159,24 +106,6 @@ int query_copy_bytes(const AttentionProblem& problem) {
     if (row_bytes % bytes == 0) return bytes;
   }
   return 0;
-}
-
-KernelChoice kernel_of(const AttentionProblem& problem, std::string stem, std::string config,
-                       int64_t num_ctas, int64_t num_threads, int64_t shared_bytes) {
-  KernelChoice kernel;
-  kernel.source = {std::move(stem), std::move(config), problem.gpu->arch, {}};
-  kernel.grid = {std::min(num_ctas, kMaxGrid), 1, 1};
-  kernel.num_threads = num_threads;
-  kernel.shared_bytes = shared_bytes;
-  return kernel;
-}
-
-/// A kernel whose warps share `num_items`.
-KernelChoice stride_kernel(const AttentionProblem& problem, std::string stem, std::string config,
-                           int64_t num_items) {
-  constexpr int64_t kWarps = 4;
-  const int64_t num_ctas = std::clamp<int64_t>(ceil_div(num_items, kWarps), 1, kMaxStrideCtas);
-  return kernel_of(problem, std::move(stem), std::move(config), num_ctas, 32 * kWarps, 0);
 }
 
 std::string append_config(const AttentionProblem& problem) {
@@ -229,7 +158,8 @@ ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTili
     const int64_t combine_rows = problem.max_seqlen_q * problem.num_heads * plan.combine_warps;
     plan.combine_ctas = std::clamp<int64_t>(ceil_div(combine_rows, 4), 1, kMaxCombineCtas);
   }
-  plan.blocks = plan_block_map(problem, plan);
+  plan.blocks =
+      make_block_map_plan(problem, plan.num_m_blocks, shape.block_n, plan.num_heads_in_grid);
   take_workspace(problem, plan);
   return plan;
 }
@@ -272,34 +202,36 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
   const BlockMapPlan& blocks = plan.blocks;
   const int64_t num_lines = blocks.list_batches * blocks.list_heads * blocks.list_rows;
   if (num_lines > 0 || problem.wants_max_logit) {
-    kernels.push_back(stride_kernel(problem, "attention_prepare", "",
-                                    std::max(num_lines, problem.num_heads / 32)));
+    kernels.push_back(strided_kernel(problem, "attention_prepare", "",
+                                     std::max(num_lines, problem.num_heads / 32)));
   }
   if (problem.has_new_keys) {
     const int64_t rows =
         problem.max_seqlen_new * problem.num_heads_kv + problem.max_seqlen_q * problem.num_heads;
-    kernels.push_back(stride_kernel(problem, "attention_append", append_config(problem),
-                                    problem.batch_size * rows));
+    kernels.push_back(strided_kernel(problem, "attention_append", append_config(problem),
+                                     problem.batch_size * rows));
   }
   const std::string config = forward_config(problem, plan);
   if (blocks.is_on) {
-    kernels.push_back(stride_kernel(
+    kernels.push_back(strided_kernel(
         problem, "attention_blocks", config,
         blocks.map_batches * blocks.map_heads * plan.num_m_blocks * blocks.map_words));
   }
   if (plan.num_ctas > 0) {
-    kernels.push_back(kernel_of(problem, "attention_fwd_portable", config, plan.num_ctas,
-                                plan.tiling.shape.num_threads(), plan.tiling.shape.shared_bytes()));
+    kernels.push_back(tile_kernel(problem, "attention_fwd_portable", config, plan.num_ctas,
+                                  plan.tiling.shape.num_threads(),
+                                  plan.tiling.shape.shared_bytes()));
   }
   if (plan.num_splits > 1) {
     const int64_t columns = plan.num_v_parts * plan.tiling.shape.head_dim_v;
-    kernels.push_back(kernel_of(problem, "attention_combine", combine_config(problem, plan),
-                                plan.combine_ctas * problem.batch_size, 128, 3 * columns * 4));
+    kernels.push_back(tile_kernel(problem, "attention_combine", combine_config(problem, plan),
+                                  plan.combine_ctas * problem.batch_size, 128, 3 * columns * 4));
     kernels.back().overlaps_previous = problem.gpu->compute_capability >= 90;
   }
   if (problem.wants_weights) {
-    kernels.push_back(stride_kernel(problem, "attention_weights", config,
-                                    problem.batch_size * problem.num_heads * problem.max_seqlen_q));
+    kernels.push_back(
+        strided_kernel(problem, "attention_weights", config,
+                       problem.batch_size * problem.num_heads * problem.max_seqlen_q));
   }
   return kernels;
 }
