@@ -5,6 +5,8 @@
 #   ./test.sh           all: release build, fuzzers, NEON under qemu, every test
 #   ./test.sh --quick   about a minute: release build and the quick tests
 #   ./test.sh --asan    the quick tests under AddressSanitizer and UBSan
+#   ./test.sh --python [PACKAGE ...]   installs the Python package in build/python and tests it; with
+#                       torch, jax, ... as PACKAGE those are installed and tested, too
 set -euo pipefail
 source "$(dirname "$0")/scripts/common.sh"
 
@@ -13,7 +15,8 @@ case "${1:-}" in
   "") ;;
   --quick) mode=quick ;;
   --asan) mode=asan ;;
-  *) sed -n '3,7s/^# \{0,1\}//p' test.sh; exit 2 ;;
+  --python) mode=python ;;
+  *) sed -n '3,9s/^# \{0,1\}//p' test.sh; exit 2 ;;
 esac
 
 # Waiting threads must not take the cores of the test beside them.
@@ -47,6 +50,24 @@ neon() {
     { tail -n 100 build/aarch64/ctest.log; fail "tests of build/aarch64"; }
   grep -E 'tests passed|Total Test time' build/aarch64/ctest.log
 }
+
+python_package() {
+  local venv=build/python log=build/python.log start=$SECONDS
+  mkdir -p build
+  [ -x "$venv/bin/python" ] || python3 -m venv "$venv" ||
+    fail "python3 -m venv $venv (Debian: python3-venv)"
+  say "installing flashtile in $venv"
+  "$venv/bin/python" -m pip install -q "$@" ".[test]" >"$log" 2>&1 ||
+    { tail -n 60 "$log"; fail "pip install ."; }
+  say "installed after $((SECONDS - start)) s"
+  "$venv/bin/python" -m pytest -q -p no:cacheprovider -rs tests/python
+}
+
+if [ $mode = python ]; then
+  scripts/setup.sh build
+  python_package "${@:2}"
+  exit
+fi
 
 scripts/setup.sh test
 case $mode in

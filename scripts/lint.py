@@ -23,14 +23,14 @@ MAX_FUNCTION_LINES = 80
 LONG_FILES = {}
 
 CPP = {".hpp", ".cpp", ".h", ".c", ".cuh"}
-CODE = CPP | {".py", ".sh", ".cmake"}
+CODE = CPP | {".py", ".pyi", ".sh", ".cmake"}
 TEXT = CODE | {".md", ".json", ".txt", ".in", ".yml", ".toml"}
 SKIPPED_FOLDERS = {".git", ".venv", ".cache", "__pycache__", "corpus"}
 SKIPPED_AT_THE_TOP = {"build", "Testing"}
 
-# The folders under src/ and the CLI, lowest first: each may include itself and what is below. Those
-# of one level do not see each other.
-LAYERS = [["core"], ["variant"], ["ops"], ["cpu", "cuda"], ["capi"], ["cli"]]
+# The folders under src/, the CLI and the Python extension, lowest first: each may include itself
+# and what is below. Those of one level do not see each other.
+LAYERS = [["core"], ["variant"], ["ops"], ["cpu", "cuda"], ["capi"], ["cli", "python"]]
 # Text for compilers that have no standard library (NVRTC).
 FREESTANDING = ("src/variant/philox.hpp", "src/variant/position_mask.hpp",
                 "src/variant/block_run.hpp", "src/cuda/device/")
@@ -138,7 +138,7 @@ def check_length(file):
 
 def check_function_length(file):
     """Namespaces are not indented: what a brace alone in the first column ends is a function."""
-    if file.suffix not in CPP or not file.is_in("src", "include", "cli"):
+    if file.suffix not in CPP or not file.is_in("src", "include", "cli", "python"):
         return
     start = None
     for number, line in enumerate(without_comments(file.text).splitlines(), start=1):
@@ -172,11 +172,11 @@ def check_marks(file):
 
 
 def folder_of(path):
-    """The folder that the order of includes knows: one under src/, or cli; None elsewhere."""
+    """The folder that the order of includes knows: under src/, cli or python; else None."""
     parts = path.split("/")
     if parts[0] == "src" and len(parts) > 2:
         return parts[1]
-    return "cli" if parts[0] == "cli" else None
+    return parts[0] if parts[0] in ("cli", "python") else None
 
 
 def may_include(path, target):
@@ -223,7 +223,7 @@ def find_include(from_path, name, paths):
 
 
 def check_glossary(file):
-    if file.suffix not in CPP | {".py"} or not file.is_in("src", "include", "cli", "python"):
+    if file.suffix not in CPP | {".py", ".pyi"} or not file.is_in("src", "include", "cli", "python"):
         return
     for number, line in file.lines():
         for match in SPOKEN_WORDS.finditer(line):

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention for PyTorch, with gradients.
+
+The ops flashtile::attention_fwd and flashtile::attention_bwd are custom ops of torch.library, made
+from the operator table, with fake kernels and autograd: torch.compile, export, opcheck and
+gradcheck see them as they see PyTorch's own. Above them stand `attention`, a function shaped like
+PyTorch's scaled_dot_product_attention with a context manager that puts it in its place, and one
+shaped like flex_attention.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional
+from torch.overrides import TorchFunctionMode
+
+from flashtile import expressions
+from flashtile._attention import ScoreOrMask, Window, dtype_name, gradient_name
+from flashtile._table import core_op, output_shape, tables
+
+__all__ = ["attention", "flex_attention", "scaled_dot_product_attention", "sdpa"]
+
+_FORWARD = tables()["attention_fwd"]
+_BACKWARD = tables()["attention_bwd"]
+# Inputs that both ops have: those that are written, and what goes with them, have no gradients.
+_SHARED = {row.name for row in _BACKWARD.tensors}
+_INPUTS = tuple(row for row in _FORWARD.singles()
+                if row.is_input and row.name in _SHARED)
+_OPTIONS = _FORWARD.single_options()
+_SCHEMA_TYPES = {"bool": "bool?", "int": "SymInt?", "float": "float?", "str": "str?"}
+_TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
+                 "f64": torch.float64, "u8": torch.uint8}
+# Arguments of both ops behind the tensors: what has no place in the table comes last.
+_NUM_INPUTS = len(_INPUTS)
+_NUM_OPTIONS = len(_OPTIONS)
+
+# A dropout seed may be a tensor, so that each run of a compiled graph draws its own.
+_ARGUMENTS = ", ".join(
+    [f"Tensor{'' if row.required else '?'} {row.name}" for row in _INPUTS] +
+    ["Tensor[] aux", "str[] aux_names", "float[] params", "str[] param_names"] +
+    [f"{_SCHEMA_TYPES[row.type]} {row.name}" for row in _OPTIONS] +
+    ["Tensor? dropout_seed_tensor", "str? out_dtype", "str? implementation"])
+
+_LIBRARY = torch.library.Library("flashtile", "DEF")
+_LIBRARY.define(f"attention_fwd({_ARGUMENTS}) -> (Tensor, Tensor)")
+_LIBRARY.define("attention_bwd(str[] gradients, Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
+                f"{_ARGUMENTS}) -> Tensor[]")
+
+
+class _Arguments:
+    """The arguments that both ops share, taken apart."""
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        self.inputs = arguments[:_NUM_INPUTS]
+        (self.aux, self.aux_names, self.params,
+         self.param_names) = arguments[_NUM_INPUTS:_NUM_INPUTS + 4]
+        self.options = list(arguments[_NUM_INPUTS + 4:_NUM_INPUTS + 4 + _NUM_OPTIONS])
+        self.seed, self.out_dtype, self.implementation = arguments[-3:]
+
+    def named_inputs(self) -> dict[str, torch.Tensor]:
+        named = {row.name: tensor for row, tensor in zip(_INPUTS, self.inputs)
+                 if tensor is not None}
+        named.update(self.named_aux())
+        return named
+
+    def named_aux(self) -> dict[str, torch.Tensor]:
+        return {f"aux.{name}": tensor for name, tensor in zip(self.aux_names, self.aux)}
+
+    def run(self, op: str, given: Mapping[str, torch.Tensor], results: tuple[str, ...],
+            dtypes: dict[str, str] | None) -> tuple[torch.Tensor, ...]:
+        if self.seed is not None:
+            place = [row.name for row in _OPTIONS].index("dropout_seed")
+            self.options[place] = int(self.seed.item())
+        tensors: dict[str, torch.Tensor] = {**self.named_inputs(), **given}
+        families: dict[str, Any] = {
+            f"param.{name}": value for name, value in zip(self.param_names, self.params)}
+        families.update(self.named_aux())
+        with torch.no_grad():
+            return core_op(op).run(
+                tuple(tensors.get(row.name) for row in tables()[op].singles()),
+                tuple(self.options), families or None, results, dtypes, self.implementation, 0)
+
+
+def _lse_dtype(q: torch.Tensor) -> str:
+    return "f64" if q.dtype == torch.float64 else "f32"
+
+
+def _forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _Arguments(arguments)
+    dtypes = {"lse": _lse_dtype(arguments[0])}
+    if call.out_dtype is not None:
+        dtypes["out"] = call.out_dtype
+    out, lse = call.run("attention_fwd", {}, ("out", "lse"), dtypes)
+    return out, lse
+
+
+def _forward_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    call = _Arguments(arguments)
+    q = arguments[0]
+    shapes = {name: tensor.shape for name, tensor in call.named_inputs().items()}
+    dtype = q.dtype if call.out_dtype is None else _TORCH_DTYPES[call.out_dtype]
+    return (q.new_empty(output_shape(_FORWARD, "out", shapes), dtype=dtype),
+            q.new_empty(output_shape(_FORWARD, "lse", shapes),
+                        dtype=_TORCH_DTYPES[_lse_dtype(q)]))
+
+
+def _backward(gradients: list[str], dout: torch.Tensor, dlse: torch.Tensor | None,
+              out: torch.Tensor, lse: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    given = {"dout": dout, "out": out, "lse": lse}
+    if dlse is not None:
+        given["dlse"] = dlse
+    return list(_Arguments(arguments).run(
+        "attention_bwd", given, tuple(gradient_name(name) for name in gradients), None))
+
+
+def _backward_fake(gradients: list[str], dout: torch.Tensor, dlse: torch.Tensor | None,
+                   out: torch.Tensor, lse: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    inputs = _Arguments(arguments).named_inputs()
+    return [inputs[name].new_empty(inputs[name].shape) for name in gradients]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    call = _Arguments(inputs)
+    ctx.set_materialize_grads(False)
+    ctx.num_aux = len(call.aux)
+    ctx.save_for_backward(*call.inputs, *call.aux, call.seed, *output)
+    ctx.rest = inputs[_NUM_INPUTS + 1:-3], call.implementation
+
+
+def _autograd(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
+    *saved, seed, out, lse = ctx.saved_tensors
+    inputs, aux = saved[:_NUM_INPUTS], list(saved[_NUM_INPUTS:])
+    rest, implementation = ctx.rest
+    arguments = (*inputs, aux, *rest, seed, None, implementation)
+    names = [row.name for row in _INPUTS] + [f"aux.{name}" for name in rest[0]]
+    needs = [*ctx.needs_input_grad[:_NUM_INPUTS], *(ctx.needs_input_grad[_NUM_INPUTS] or ())]
+    wanted = [name for name, is_needed in zip(names, needs) if is_needed]
+    found: dict[str, torch.Tensor] = {}
+    if wanted and (dout is not None or dlse is not None):
+        if dout is None:
+            dout = torch.zeros_like(out)
+        if dlse is not None:
+            dlse = dlse.float()  # of f64, too, which the table does not have here
+        found = dict(zip(wanted, torch.ops.flashtile.attention_bwd(
+            wanted, dout, dlse, out, lse, *arguments)))
+    of_inputs = [found.get(row.name) for row in _INPUTS]
+    of_aux = [found.get(f"aux.{name}") for name in rest[0]]
+    # An empty list counts as one of tensors, and wants one.
+    return (*of_inputs, of_aux, *[[] if isinstance(part, (list, tuple)) and not part else None
+                                  for part in arguments[_NUM_INPUTS + 1:]])
+
+
+def _no_second(ctx: Any, *gradients: Any) -> Any:
+    raise NotImplementedError("flashtile: attention has no second derivatives")
+
+
+for _name, _kernel, _fake in (("attention_fwd", _forward, _forward_fake),
+                              ("attention_bwd", _backward, _backward_fake)):
+    for _device in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _kernel, _device)
+    torch.library.register_fake(f"flashtile::{_name}", _fake, lib=_LIBRARY)
+torch.library.register_autograd("flashtile::attention_fwd", _autograd,
+                                setup_context=_setup_context, lib=_LIBRARY)
+torch.library.register_autograd("flashtile::attention_bwd", _no_second, lib=_LIBRARY)
+
+
+def _cast(tensor: torch.Tensor) -> torch.Tensor:
+    """What autocast does to operands of products."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device) and tensor.is_floating_point() and \
+            tensor.dtype != torch.float64:
+        return tensor.to(torch.get_autocast_dtype(device))
+    return tensor
+
+
+def _traced(given: ScoreOrMask, slot: str, aux: dict[str, torch.Tensor],
+            params: Mapping[str, float]) -> str | None:
+    if not callable(given):
+        return given
+    text, captured = expressions.trace(given, slot, aux=aux, params=params)
+    aux.update(captured)
+    return text
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False,
+              window: Window | None = None, score: ScoreOrMask = None, mask: ScoreOrMask = None,
+              aux: Mapping[str, torch.Tensor] | None = None,
+              params: Mapping[str, float] | None = None, dropout_p: float = 0.0,
+              dropout_seed: int | torch.Tensor | None = None, return_lse: bool = False,
+              out_dtype: torch.dtype | None = None, implementation: str | None = None,
+              **others: Any) -> Any:
+    """flashtile.attention with gradients for q, k, v, bias, alibi_slopes, sink and f32 aux tensors.
+
+    Works under autocast and torch.compile. lse has a gradient, too. Second derivatives
+    are refused.
+
+    Args:
+        q, k, v, causal, window, score, mask, aux, params, return_lse: as for flashtile.attention.
+            Functions may also read tensors of their closure, which get gradients as aux tensors do.
+            Inside torch.compile, give texts: flashtile.trace makes them of functions.
+        dropout_seed: default: drawn from PyTorch's generator of the CPU. A tensor of one int64 is
+            read when the op runs.
+        out_dtype: that of q, or torch.float32.
+        others: all other inputs and options of flashtile.attention but those that write (k_new,
+            rotary_*, arrays for results), which flashtile.attention takes without gradients.
+
+    Returns:
+        out, or (out, lse).
+
+    Raises:
+        ValueError, NotImplementedError, RuntimeError: as flashtile.attention does.
+    """
+    tensors = {"q": _cast(q), "k": _cast(k), "v": _cast(v)}
+    read = dict(aux or {})
+    scalars = params or {}
+    options: dict[str, Any] = {"score": _traced(score, "score", read, scalars),
+                               "mask": _traced(mask, "mask", read, scalars), "causal": causal}
+    if window is not None:
+        options["window_left"], options["window_right"] = window
+    seed = None
+    if dropout_p > 0:
+        options["dropout_p"] = dropout_p
+        if dropout_seed is None:
+            dropout_seed = torch.randint(0, 2**62, (1,), dtype=torch.int64)
+        if isinstance(dropout_seed, torch.Tensor):
+            seed = dropout_seed
+        else:
+            options["dropout_seed"] = dropout_seed
+    for row in _INPUTS[3:]:
+        tensors[row.name] = others.pop(row.name, None)
+    for option in _OPTIONS:
+        if option.name in others:
+            options[option.name] = others.pop(option.name)
+    if others:
+        raise TypeError(f"flashtile.torch.attention has no argument '{min(others)}'")
+    out, lse = torch.ops.flashtile.attention_fwd(
+        *[tensors[row.name] for row in _INPUTS], list(read.values()), list(read),
+        [float(value) for value in scalars.values()], list(scalars),
+        *[options.get(row.name) for row in _OPTIONS], seed,
+        None if out_dtype is None else dtype_name(out_dtype), implementation)
+    return (out, lse) if return_lse else out
+
+
+def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                                 attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
+                                 is_causal: bool = False, scale: float | None = None,
+                                 enable_gqa: bool = False) -> torch.Tensor:
+    """torch.nn.functional.scaled_dot_product_attention by flashtile, argument for argument.
+
+    Args:
+        query, key, value: (..., heads, seqlen, head_dim); seqlen_q and head_dim_v may differ.
+        attn_mask: bool (True: seen) or float (added), broadcast to (..., heads, seqlen_q,
+            seqlen_k). A float one gets its gradient. A row that sees nothing gives 0.
+        dropout_p: probability of dropping a weight.
+        is_causal: aligned top-left, as PyTorch's is.
+        scale: default 1/sqrt(head_dim).
+        enable_gqa: key and value may have fewer heads, of which the query's is a multiple.
+
+    Raises:
+        ValueError: a shape is wrong, or attn_mask and is_causal are both given.
+    """
+    if attn_mask is not None and is_causal:
+        raise ValueError("scaled_dot_product_attention: attn_mask and is_causal are both given")
+    if query.dim() < 2 or not query.dim() == key.dim() == value.dim():
+        raise ValueError(f"scaled_dot_product_attention: query, key and value have {query.dim()}, "
+                         f"{key.dim()} and {value.dim()} dimensions, expected as many, at least 2")
+    if query.dim() >= 3 and query.shape[-3] != key.shape[-3] and not enable_gqa:
+        raise ValueError(f"scaled_dot_product_attention: query has {query.shape[-3]} heads, key "
+                         f"{key.shape[-3]}, expected as many without enable_gqa")
+    shape = query.shape
+
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        while tensor.dim() < 4:
+            tensor = tensor.unsqueeze(0)
+        return tensor.flatten(0, -4).transpose(1, 2)
+
+    bias = attn_mask
+    if bias is not None:
+        if bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=torch.float32).masked_fill(~bias, -torch.inf)
+        while bias.dim() < 4:
+            bias = bias.unsqueeze(0)
+        if query.dim() > 4:
+            bias = bias.expand(*shape[:-3], *bias.shape[-3:]).flatten(0, -4)
+        bias = bias.expand(*bias.shape[:-1], key.shape[-2])
+    out = attention(rows(query), rows(key), rows(value), causal=is_causal, bias=bias,
+                    softmax_scale=scale, dropout_p=dropout_p,
+                    query_offset=0 if is_causal else None)
+    return out.transpose(1, 2).reshape(*shape[:-1], value.shape[-1])
+
+
+_TORCH_SDPA = torch.nn.functional.scaled_dot_product_attention
+
+
+class _InPlaceOfSdpa(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _TORCH_SDPA:
+            func = scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def sdpa() -> Iterator[None]:
+    """Inside, torch.nn.functional.scaled_dot_product_attention is flashtile's, for all callers.
+
+    Callers that look the function up in its module get it in other threads, too.
+
+    >>> with flashtile.torch.sdpa():
+    ...     model(tokens)
+    """
+    functional: Any = torch.nn.functional
+    before = functional.scaled_dot_product_attention
+    # Functions of PyTorch itself that call it are not seen by the mode, which is off inside them.
+    functional.scaled_dot_product_attention = scaled_dot_product_attention
+    try:
+        with _InPlaceOfSdpa():
+            yield
+    finally:
+        functional.scaled_dot_product_attention = before
+
+
+def flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                   score_mod: Callable[..., Any] | None = None, block_mask: Any = None,
+                   scale: float | None = None, enable_gqa: bool = False,
+                   return_lse: bool = False, kernel_options: Any = None) -> Any:
+    """torch.nn.attention.flex_attention.flex_attention by flashtile.
+
+    score_mod and the block mask's mask_mod are traced to expressions, once a call; tensors that
+    they index get gradients. Which blocks are visited follows from the mask's expression, so that a
+    BlockMask's own lists are not looked at, and `block_mask` may also be a mask_mod itself.
+
+    Args:
+        query, key, value: (batch, heads, seqlen, head_dim).
+        score_mod: f(score, batch, head, q_idx, k_idx) -> score.
+        block_mask: a BlockMask, or f(batch, head, q_idx, k_idx) -> bool.
+        scale: default 1/sqrt(head_dim).
+        enable_gqa: key and value may have fewer heads.
+        return_lse: return (out, lse), lse (batch, heads, seqlen_q), f32.
+        kernel_options: must be None: they are of PyTorch's kernels.
+
+    Raises:
+        TraceError: (a ValueError) a function cannot be an expression.
+    """
+    if kernel_options is not None:
+        raise ValueError("flex_attention: kernel_options are given, expected None")
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise ValueError(f"flex_attention: query has {query.shape[1]} heads, key {key.shape[1]}, "
+                         "expected as many without enable_gqa")
+    mask = getattr(block_mask, "mask_mod", block_mask)
+    out, lse = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
+                         score=score_mod, mask=mask, softmax_scale=scale, return_lse=True)
+    out = out.transpose(1, 2)
+    return (out, lse) if return_lse else out

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flashtile on PyTorch's tensors and flashtile.torch, against PyTorch."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import flashtile.torch as ft  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import flashtile  # noqa: E402
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+def qkv(device="cpu", dtype=torch.float32, requires_grad=False):
+    torch.manual_seed(1)
+    shapes = (2, 33, 4, 16), (2, 40, 2, 16), (2, 40, 2, 16)
+    return [torch.randn(shape).to(device, dtype).requires_grad_(requires_grad) for shape in shapes]
+
+
+def by_torch(q, k, v, **options):
+    return functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=True, **options).transpose(1, 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+def test_without_gradients(device, dtype, tolerance):
+    q, k, v = qkv(device, dtype)
+    if device == "cuda" and dtype == torch.float32:
+        tolerance = 5e-3  # both may round operands to tf32
+    out, lse = flashtile.attention(q, k, v, return_lse=True)
+    assert isinstance(out, torch.Tensor) and out.dtype == dtype and out.device == q.device
+    assert lse.dtype == torch.float32 and lse.shape == (2, 4, 33)
+    assert (out - by_torch(q, k, v)).abs().max() < tolerance
+    given = torch.empty_like(out)
+    assert flashtile.attention(q, k, v, out=given) is given and torch.equal(given, out)
+
+
+def test_a_gradient_is_never_lost():
+    q, k, v = qkv(requires_grad=True)
+    with pytest.raises(ValueError, match="flashtile.torch"):
+        flashtile.attention(q, k, v)
+    with torch.no_grad():
+        assert not flashtile.attention(q, k, v).requires_grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_torchs(device):
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    q, k, v = qkv(device, dtype, requires_grad=True)
+    bias = torch.randn(1, 4, 33, 40, device=device, dtype=dtype, requires_grad=True)
+    out = ft.attention(q, k, v, bias=bias)
+    expected = by_torch(q, k, v, attn_mask=bias)
+    dout = torch.randn_like(out)
+    tolerance = 5e-6 if device == "cpu" else 6e-2
+    inputs = (q, k, v) if device == "cuda" else (q, k, v, bias)
+    for found, right in zip(torch.autograd.grad(out, inputs, dout),
+                            torch.autograd.grad(expected, inputs, dout)):
+        assert found.shape == right.shape and (found - right).abs().max() < tolerance
+
+
+def double(*shape):
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_gradcheck():
+    torch.manual_seed(2)
+    q, k, v, bias = double(1, 5, 2, 3), double(1, 6, 1, 3), double(1, 6, 1, 4), double(1, 2, 5, 6)
+    options = dict(causal=True, softcap=3.0, return_lse=True)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, bias: ft.attention(q, k, v, bias=bias, **options), (q, k, v, bias))
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: ft.attention(q[0], k[0, :5], v[0, :5], cu_seqlens_q=starts,
+                                     cu_seqlens_k=starts), (q, k, v))
+
+
+def test_gradients_of_float32_inputs():
+    # Sinks, slopes and aux tensors are float32 also where the rest is double.
+    torch.manual_seed(3)
+    q, k, v = (x.detach() for x in (double(1, 5, 2, 3), double(1, 6, 1, 3), double(1, 6, 1, 4)))
+    inputs = [torch.tensor([0.5, -1.0]), torch.tensor([0.25, 0.5]), torch.randn(2, 6)]
+    dout = torch.randn(1, 5, 2, 4, dtype=torch.float64)
+
+    def loss(sink, slopes, table):
+        out = ft.attention(q, k, v, sink=sink, alibi_slopes=slopes, aux={"t": table},
+                           score="score + t[head, k_idx] * t[head, k_idx]")
+        return (out * dout).sum()
+
+    wanted = torch.autograd.grad(loss(*[x.requires_grad_() for x in inputs]), inputs)
+    for x, gradient in zip(inputs, wanted):
+        assert gradient.shape == x.shape and gradient.dtype == torch.float32
+        for place in range(x.numel()):
+            values, places = [], []
+            for step in (2**-11, -(2**-11)):
+                moved = x.detach().clone()
+                moved.view(-1)[place] += step
+                places.append(moved.view(-1)[place].item())
+                values.append(loss(*[moved if y is x else y.detach() for y in inputs]).item())
+            slope = (values[0] - values[1]) / (places[0] - places[1])
+            assert abs(slope - gradient.view(-1)[place].item()) < 1e-4
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps the arguments of our ops."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "flashtile" in str(func):
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [
+    dict(causal=True, window=(5, None)),
+    dict(score="score + t[k_idx] * param.x", aux={"t": torch.ones(40)}, params={"x": 0.5}),
+    dict(dropout_p=0.5),
+])
+def test_opcheck(options):
+    q, k, v = qkv()
+    with Recorder() as recorder:
+        ft.attention(q, k, v, **options)
+    (func, args), = recorder.calls
+    inputs = tuple(x.clone().requires_grad_() if position < 3 else x
+                   for position, x in enumerate(args))
+    passed = torch.library.opcheck(func, inputs)
+    assert set(passed.values()) == {"SUCCESS"}
+    with Recorder() as recorder:
+        ft.attention(*[x.requires_grad_() for x in (q, k, v)], **options).sum().backward()
+    func, args = recorder.calls[-1]
+    assert "attention_bwd" in str(func)
+    torch.library.opcheck(func, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_in_one_graph(dynamic):
+    text, _ = flashtile.trace(lambda s, b, h, i, j: s - 0.125 * abs(i - j))
+
+    def layer(q, k, v, bias):
+        return ft.attention(q * 2, k, v, causal=True, score=text, bias=bias).relu()
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    q, k, v = qkv(requires_grad=True)
+    for length in (40, 31, 22):
+        bias = torch.zeros(length, requires_grad=True)
+        given = q[:, :length], k[:, :length], v[:, :length], bias.expand(1, 1, 1, length)
+        found, right = compiled(*given), layer(*given)
+        assert torch.equal(found, right)
+        for a, b in zip(torch.autograd.grad(found.sum(), (q, k, v, bias)),
+                        torch.autograd.grad(right.sum(), (q, k, v, bias))):
+            assert torch.equal(a, b)
+
+
+def test_export():
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return ft.attention(q, k, v, causal=True)
+
+    q, k, v = qkv()
+    exported = torch.export.export(Layer(), (q, k, v))
+    assert torch.equal(exported.module()(q, k, v), Layer()(q, k, v))
+
+
+def test_dropout_seeds():
+    q, k, v = qkv()
+
+    def drop(seed=None):
+        return ft.attention(q, k, v, dropout_p=0.5, dropout_seed=seed)
+
+    torch.manual_seed(4)
+    first, second = drop(), drop()
+    torch.manual_seed(4)
+    assert torch.equal(drop(), first) and not torch.equal(first, second)
+    assert torch.equal(drop(7), drop(torch.tensor([7])))
+    compiled = torch.compile(drop, fullgraph=True, backend="aot_eager")
+    assert not torch.equal(compiled(), compiled())
+
+
+def test_autocast():
+    q, k, v = qkv()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ft.attention(q, k, v)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, ft.attention(q.bfloat16(), k.bfloat16(), v.bfloat16()))
+
+
+def test_no_second_derivative():
+    q, k, v = qkv(requires_grad=True)
+    first, = torch.autograd.grad(ft.attention(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        first.sum().backward()
+
+
+def heads_first(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+@pytest.mark.parametrize("shapes, options", [
+    (((2, 4, 33, 16), (2, 4, 40, 16), (2, 4, 40, 8)), dict()),
+    (((2, 4, 33, 16), (2, 4, 40, 16), (2, 4, 40, 8)), dict(is_causal=True)),
+    (((2, 4, 33, 16), (2, 2, 40, 16), (2, 2, 40, 8)), dict(enable_gqa=True, scale=0.5)),
+    (((2, 4, 33, 16), (2, 4, 40, 16), (2, 4, 40, 8)), dict(attn_mask=torch.rand(33, 40) > 0.3)),
+    (((2, 4, 33, 16), (2, 4, 40, 16), (2, 4, 40, 8)), dict(attn_mask=torch.rand(2, 1, 33, 1))),
+    (((4, 33, 16), (4, 40, 16), (4, 40, 8)), dict(is_causal=True)),
+    (((33, 16), (40, 16), (40, 8)), dict(attn_mask=torch.rand(33, 40))),
+    (((3, 2, 4, 9, 16), (3, 2, 4, 9, 16), (3, 2, 4, 9, 8)),
+     dict(attn_mask=torch.rand(2, 1, 9, 9) > 0.3)),
+])
+def test_sdpa(shapes, options):
+    torch.manual_seed(5)
+    given = [heads_first(*shape) for shape in shapes]
+    right = functional.scaled_dot_product_attention(*given, **options)
+    with ft.sdpa(), Recorder() as recorder:
+        found = functional.scaled_dot_product_attention(*given, **options)
+    assert len(recorder.calls) == 1
+    assert found.shape == right.shape and (found - right).abs().max() < 3e-6
+    dout = torch.randn_like(right)
+    for a, b in zip(torch.autograd.grad(found, given, dout),
+                    torch.autograd.grad(right, given, dout)):
+        assert (a - b).abs().max() < 1e-5
+
+
+def test_sdpa_refuses():
+    q = torch.randn(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="both given"):
+        ft.scaled_dot_product_attention(q, q, q, attn_mask=torch.zeros(3, 3), is_causal=True)
+    with pytest.raises(ValueError, match="without enable_gqa"):
+        ft.scaled_dot_product_attention(q, q[:, :1], q[:, :1])
+
+
+def test_sdpa_of_those_who_have_the_function():
+    torch.manual_seed(6)
+    q = torch.randn(1, 2, 9, 8)
+    held = functional.scaled_dot_product_attention
+    with ft.sdpa(), Recorder() as recorder:
+        held(q, q, q)
+    assert len(recorder.calls) == 1
+    assert functional.scaled_dot_product_attention is held
+
+
+def test_sdpa_in_a_module():
+    torch.manual_seed(6)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, dropout=0.0, batch_first=True).train()
+    x = torch.randn(2, 9, 32)
+    right = layer(x)
+    with ft.sdpa(), Recorder() as recorder:
+        found = layer(x)
+    assert recorder.calls and (found - right).abs().max() < 1e-5
+
+
+def test_flex_attention():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    torch.manual_seed(7)
+    q, k, v = (torch.randn(2, 2, 64, 16) for _ in range(3))
+    document = torch.arange(64) // 20
+    table = torch.randn(2, 127)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        return torch.where(q_idx - kv_idx > 8, torch.tanh(score), score) + \
+            table[h, q_idx - kv_idx + 63]
+
+    def mask_mod(b, h, q_idx, kv_idx):
+        return (document[q_idx] == document[kv_idx]) & (q_idx >= kv_idx)
+
+    block_mask = flex.create_block_mask(mask_mod, 2, 2, 64, 64, device="cpu")
+    right = flex.flex_attention(q, k, v, score_mod, block_mask)
+    for mask in (block_mask, mask_mod):
+        assert (ft.flex_attention(q, k, v, score_mod, mask) - right).abs().max() < 3e-6
+    table.requires_grad_()
+    dense = torch.stack([table.detach()[h][torch.arange(64)[:, None] - torch.arange(64) + 63]
+                         for h in range(2)]).requires_grad_()
+    ft.flex_attention(q, k, v, score_mod, mask_mod)[..., 0].sum().backward()
+    scores = q @ k.transpose(-1, -2) / 4
+    i, j = torch.arange(64)[:, None], torch.arange(64)
+    scores = torch.where(i - j > 8, torch.tanh(scores), scores) + dense
+    scores = scores.masked_fill(~mask_mod(0, 0, i, j), -torch.inf)
+    (torch.softmax(scores, -1) @ v)[..., 0].sum().backward()
+    expected = torch.zeros(2, 127).index_add_(1, (i - j + 63).flatten(), dense.grad.flatten(1))
+    assert (table.grad - expected).abs().max() < 1e-4
+
+
+def test_tensors_without_dimensions_have_gradients():
+    q, k, v = qkv()
+    factor = torch.tensor(0.5, requires_grad=True)
+    for score in (lambda s, b, h, i, j: s * factor, lambda s, b, h, i, j: factor * s):
+        found, = torch.autograd.grad(ft.attention(q, k, v, score=score)[..., 0].sum(), factor)
+        scale = torch.tensor(0.25 / 2, dtype=torch.float64)
+        above, below = (by_torch(q.double(), k.double(), v.double(), scale=x.item())[..., 0].sum()
+                        for x in (scale + 1e-5, scale - 1e-5))
+        assert abs((above - below) / 2e-5 / 4 - found) < 1e-3
+
+
+def test_trace_refuses():
+    table = torch.randn(3, 4)
+    with pytest.raises(flashtile.TraceError, match="index it"):
+        flashtile.trace(lambda s, b, h, i, j: s + table)
+    with pytest.raises(flashtile.TraceError, match="2 dimensions, found 1"):
+        flashtile.trace(lambda s, b, h, i, j: s + table[h])
+    with pytest.raises(flashtile.TraceError, match="outside|index it"):
+        flashtile.expressions.lift(table)
+    with pytest.raises(flashtile.TraceError, match="torch.erf has no counterpart"):
+        flashtile.trace(lambda s, b, h, i, j: torch.erf(s))
