@@ -2,11 +2,11 @@
 //
 // Checks and times shapes of the Hopper forward beside each other:
 //   hopper_sweep [--json FILE] [--rounds N] [--dims 64,128,256] [--seqlens 512,2048,16384]
-//     [--check-only] [--compile-only]
+//     [--check-only] [--compile-only] [--small]
 // First all kernels are compiled, several at a time; --compile-only needs no GPU. Then each shape
-// is checked in a process of its own, against attention in float64 and the portable kernel: a shape
-// that hangs, or fails, is left out. The others are timed (16k tokens, hidden size 2048, bf16) in
-// rounds in which each is timed once.
+// is checked (--small: on few and small problems) in a process of its own, against attention in
+// float64 and the portable kernel: a shape that hangs, or fails, is left out. The others are timed
+// (16k tokens, hidden size 2048, bf16) in rounds in which each is timed once.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -47,7 +47,8 @@ constexpr int64_t kHidden = 2048;
 constexpr int64_t kMib = int64_t{1} << 20;
 constexpr int kCheckSeconds = 40;
 constexpr int kTimeSeconds = 150;
-constexpr int kLaunchSeconds = 10;
+constexpr int kLaunchSeconds = 20;
+constexpr int kSlowFactor = 30;  ///< of --small, which is meant for slow devices
 
 struct Variant {
   std::string name;
@@ -183,7 +184,7 @@ float widened(uint16_t bits, DType dtype) {
 /// Ends the process when a step takes too long: a kernel that hangs cannot be stopped otherwise.
 class Watchdog {
  public:
-  Watchdog() {
+  explicit Watchdog(int seconds) : seconds_(seconds) {
     std::thread([this] {
       while (true) {
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -198,7 +199,7 @@ class Watchdog {
   void begin(const std::string& text) {
     deadline_ = 0;
     text_ = text;
-    deadline_ = now() + kLaunchSeconds * 1000;
+    deadline_ = now() + seconds_ * 1000;
   }
   void end() { deadline_ = 0; }
 
@@ -208,6 +209,7 @@ class Watchdog {
                std::chrono::steady_clock::now().time_since_epoch())
         .count();
   }
+  int64_t seconds_;
   std::atomic<int64_t> deadline_{0};
   std::string text_;
 };
@@ -431,12 +433,13 @@ bool check_problem(const Problem& problem, int64_t dim, const Variant& variant,
   return is_good;
 }
 
-int check(int64_t dim, size_t index) {
+int check(int64_t dim, size_t index, bool is_small) {
   const Variant variant = variants_of(dim)[index];
   Device device;
-  Watchdog watchdog;
+  Watchdog watchdog(is_small ? kLaunchSeconds * kSlowFactor : kLaunchSeconds);
   bool is_good = true;
   for (const Problem& problem : problems()) {
+    if (is_small && problem.batch * problem.heads * problem.seqlen_q > 2400) continue;
     is_good = check_problem(problem, dim, variant, device.context, watchdog) && is_good;
   }
   return is_good ? 0 : 1;
@@ -548,7 +551,7 @@ int time_all(int64_t dim, const std::string& index_text, const std::string& seql
   for (const bool causal : {false, true}) {
     for (const int64_t seqlen : numbers(seqlens)) {
       Device device;
-      Watchdog watchdog;
+      Watchdog watchdog(kLaunchSeconds);
       time_point(dim, seqlen, causal, indices, rounds, json, device.context, watchdog);
     }
   }
@@ -632,11 +635,12 @@ int run_child(const std::vector<std::string>& arguments, int seconds) {
 
 int main(int argc, char** argv) {
   std::string json, dims = "64,128", seqlens = "512,2048,16384", rounds = "5";
-  bool check_only = false, compile_only = false;
+  bool check_only = false, compile_only = false, is_small = false;
   std::vector<std::string> words(argv + 1, argv + argc);
   try {
-    if (words.size() == 3 && words[0] == "check-child") {
-      return check(std::stoll(words[1]), static_cast<size_t>(std::stoll(words[2])));
+    if (words.size() == 4 && words[0] == "check-child") {
+      return check(std::stoll(words[1]), static_cast<size_t>(std::stoll(words[2])),
+                   words[3] == "small");
     }
     if (words.size() == 6 && words[0] == "time-child") {
       return time_all(std::stoll(words[1]), words[2], words[3], std::stoi(words[4]), words[5]);
@@ -650,6 +654,8 @@ int main(int argc, char** argv) {
     const bool has_value = i + 1 < words.size();
     if (words[i] == "--check-only") {
       check_only = true;
+    } else if (words[i] == "--small") {
+      is_small = true;
     } else if (words[i] == "--compile-only") {
       compile_only = true;
     } else if (words[i] == "--json" && has_value) {
@@ -672,8 +678,9 @@ int main(int argc, char** argv) {
     const std::vector<Variant> variants = variants_of(dim);
     std::string good;
     for (size_t n = 0; n < variants.size(); ++n) {
-      const int status = run_child(
-          {"hopper_sweep", "check-child", std::to_string(dim), std::to_string(n)}, kCheckSeconds);
+      const int status = run_child({"hopper_sweep", "check-child", std::to_string(dim),
+                                    std::to_string(n), is_small ? "small" : "all"},
+                                   is_small ? kCheckSeconds * kSlowFactor : kCheckSeconds);
       std::printf("%s d=%ld %s (%d)\n", status == 0 ? "GOOD" : "FAIL", dim,
                   variants[n].name.c_str(), status);
       is_good = is_good && status == 0;

@@ -237,6 +237,24 @@ Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, StreamHandle
 Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, StreamHandle) {
   return std::memset(reinterpret_cast<void*>(to), value, bytes), kSuccess;
 }
+Result cuTensorMapEncodeTiled(TensorMapBytes* map, int type, uint32_t rank, void* address,
+                              const uint64_t* shape, const uint64_t* strides, const uint32_t* box,
+                              const uint32_t*, int, int swizzle, int, int) {
+  emulator::TensorMap made{};
+  made.data = static_cast<char*>(address);
+  made.element_bytes = type == kMapFloat32 || type == kMapInt32 ? 4 : 2;
+  made.num_dims = static_cast<int>(rank);
+  if (rank != 4 || swizzle != kSwizzle128) return kNotFound;
+  made.stride_bytes[0] = made.element_bytes;
+  for (uint32_t d = 0; d < rank; ++d) {
+    made.shape[d] = static_cast<long long>(shape[d]);
+    made.box[d] = static_cast<int>(box[d]);
+    if (d > 0) made.stride_bytes[d] = static_cast<long long>(strides[d - 1]);
+  }
+  static_assert(sizeof made <= sizeof *map);
+  std::memcpy(map, &made, sizeof made);
+  return kSuccess;
+}
 Result cuMemGetInfo_v2(size_t* free, size_t* total) {
   return *free = *total = size_t{1} << 30, kSuccess;
 }

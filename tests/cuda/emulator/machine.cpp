@@ -18,7 +18,8 @@ constexpr int kWarpSize = 32;
 constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kPage = 4096;
 
-enum class Waits { kNothing, kWarp, kCta, kEnd };
+/// kPoll: the fiber looks again whether it can go on.
+enum class Waits { kNothing, kPoll, kWarp, kCta, kEnd };
 
 struct Copy {
   uint32_t target;
@@ -35,6 +36,30 @@ struct Fiber {
   std::vector<Copy> open;
   bool flag = false;
   int parity = 0;
+  std::vector<std::vector<std::function<void()>>> stores, products;  ///< committed groups
+  std::vector<std::function<void()>> open_stores, open_products;
+};
+
+/// A barrier in shared memory.
+struct Barrier {
+  int num_arrivals = 0;
+  int missing = 0;
+  long long missing_bytes = 0;
+  uint32_t parity = 0;  ///< of the phase that has not ended
+
+  void end_phase() {
+    if (missing != 0 || missing_bytes != 0) return;
+    missing = num_arrivals;
+    parity ^= 1;
+  }
+};
+
+/// A load of the copy engine that has not happened yet.
+struct BoxLoad {
+  uint32_t target;
+  TensorMap map;
+  uint32_t barrier;
+  int place[4];
 };
 
 struct Warp {
@@ -54,6 +79,9 @@ struct Machine {
   uint64_t random = 1;
   bool any_flag = false;
   std::map<int, int> group_counts, group_rounds;  ///< of the barriers of some warps
+  std::map<uint32_t, Barrier> barriers;
+  std::vector<BoxLoad> loads;
+  int polls = 0;  ///< since something has changed
 
   uint32_t draw() {
     random ^= random << 13;
@@ -80,6 +108,76 @@ void do_copy(const Copy& copy) {
   char* target = machine.shared + copy.target;
   std::memcpy(target, copy.source, static_cast<size_t>(copy.valid_bytes));
   std::memset(target + copy.valid_bytes, 0, static_cast<size_t>(copy.bytes - copy.valid_bytes));
+}
+
+/// Calls body(pointer into the tensor or null, offset in shared memory, bytes) for each 16 bytes.
+template <class Body>
+void for_each_piece(const TensorMap& map, const int (&place)[4], uint32_t shared,
+                    const Body& body) {
+  const int pieces = map.box[0] * map.element_bytes / 16;
+  const int per_piece = 16 / map.element_bytes;
+  int row = 0;
+  for (int z = 0; z < map.box[3]; ++z) {
+    for (int y = 0; y < map.box[2]; ++y) {
+      for (int x = 0; x < map.box[1]; ++x, ++row) {
+        const long long at[3] = {place[1] + x, place[2] + y, place[3] + z};
+        char* line = map.data;
+        bool is_inside = true;
+        for (int d = 0; d < 3; ++d) {
+          is_inside = is_inside && at[d] >= 0 && at[d] < map.shape[d + 1];
+          line += at[d] * map.stride_bytes[d + 1];
+        }
+        for (int piece = 0; piece < pieces; ++piece) {
+          const uint32_t address =
+              shared + static_cast<uint32_t>(row * 128) + static_cast<uint32_t>(piece * 16);
+          const uint32_t swizzled = address ^ ((address >> 7 & 7) << 4);
+          const long long column = place[0] + piece * per_piece;
+          const long long left = is_inside && column >= 0 ? map.shape[0] - column : 0;
+          const int bytes = static_cast<int>(left >= per_piece ? 16
+                                             : left <= 0       ? 0
+                                                               : left * map.element_bytes);
+          body(bytes > 0 ? line + column * map.element_bytes : nullptr, swizzled, bytes);
+        }
+      }
+    }
+  }
+}
+
+void do_load(const BoxLoad& load) {
+  long long total = 0;
+  for_each_piece(load.map, load.place, load.target, [&](char* from, uint32_t to, int bytes) {
+    check_shared(to, 16, 16);
+    std::memset(machine.shared + to, 0, 16);
+    if (bytes > 0) std::memcpy(machine.shared + to, from, static_cast<size_t>(bytes));
+    total += 16;
+  });
+  Barrier& barrier = machine.barriers.at(load.barrier);
+  barrier.missing_bytes -= total;
+  barrier.end_phase();
+  machine.polls = 0;
+}
+
+/// Does what is to be done, or some of it, in any order.
+void run_engine() {
+  while (!machine.loads.empty() && machine.draw() % 4 == 0) {
+    const size_t which = machine.draw() % machine.loads.size();
+    const BoxLoad load = machine.loads[which];
+    machine.loads.erase(machine.loads.begin() + static_cast<long>(which));
+    do_load(load);
+  }
+}
+
+void run_all(std::vector<std::function<void()>>& group) {
+  for (const auto& work : group) work();
+  group.clear();
+}
+
+/// All groups but the newest `pending`.
+void run_groups(std::vector<std::vector<std::function<void()>>>& groups, int pending) {
+  while (groups.size() > static_cast<size_t>(pending)) {
+    run_all(groups.front());
+    groups.erase(groups.begin());
+  }
 }
 
 /// Shared memory that ends where the address space does.
@@ -120,6 +218,7 @@ void run_cta(int num_threads) {
   const size_t num_warps = count / kWarpSize;
   size_t num_ended = 0;
   while (num_ended < count) {
+    run_engine();
     if (all_wait(0, count, Waits::kCta)) {
       machine.any_flag = false;
       for (auto& fiber : machine.fibers) machine.any_flag = machine.any_flag || fiber->flag;
@@ -140,7 +239,8 @@ void run_cta(int num_threads) {
       }
       for (size_t i = begin; i < begin + kWarpSize; ++i) {
         Fiber& fiber = *machine.fibers[i];
-        if (fiber.waits != Waits::kNothing) continue;
+        if (fiber.waits != Waits::kNothing && fiber.waits != Waits::kPoll) continue;
+        if (fiber.waits == Waits::kNothing) machine.polls = 0;
         has_run = true;
         machine.running = &fiber;
         swapcontext(&machine.scheduler, &fiber.context);
@@ -205,6 +305,84 @@ void sync_group(int id, int num_threads) {
   while (round == own_round);
 }
 
+void arrive_at_group(int id, int num_threads) {
+  if (++machine.group_counts[id] < num_threads) return;
+  machine.group_counts[id] = 0;
+  ++machine.group_rounds[id];
+}
+
+void init_barrier(uint32_t barrier, int num_arrivals) {
+  check_shared(barrier, 8, 8);
+  machine.barriers[barrier] = {num_arrivals, num_arrivals, 0, 0};
+}
+
+void arrive(uint32_t barrier, int expected_bytes) {
+  Barrier& of = machine.barriers.at(barrier);
+  if (of.missing == 0) stop("more arrivals than a barrier counts");
+  of.missing_bytes += expected_bytes;
+  --of.missing;
+  of.end_phase();
+}
+
+void wait_barrier(uint32_t barrier, uint32_t parity) {
+  constexpr int kManyPolls = 1 << 22;
+  while (machine.barriers.at(barrier).parity == parity) {
+    if (++machine.polls > kManyPolls) {
+      std::fprintf(stderr, "thread %d waits for barrier at %u\n", current().thread_idx, barrier);
+      stop("threads wait for each other: a phase of a barrier does not end");
+    }
+    yield(Waits::kPoll);
+  }
+}
+
+void load_box(uint32_t target, const void* map, uint32_t barrier, const int (&place)[4]) {
+  if (target % 128 != 0) stop("the target of a box is not aligned");
+  BoxLoad load = {target, {}, barrier, {place[0], place[1], place[2], place[3]}};
+  std::memcpy(&load.map, map, sizeof load.map);
+  machine.loads.push_back(load);
+}
+
+void store_box(const void* map, uint32_t source, const int (&place)[4]) {
+  TensorMap of;
+  std::memcpy(&of, map, sizeof of);
+  const int p0 = place[0], p1 = place[1], p2 = place[2], p3 = place[3];
+  machine.running->open_stores.push_back([=] {
+    for_each_piece(of, {p0, p1, p2, p3}, source, [&](char* to, uint32_t from, int bytes) {
+      check_shared(from, 16, 16);
+      if (bytes > 0) std::memcpy(to, machine.shared + from, static_cast<size_t>(bytes));
+    });
+  });
+}
+
+void commit_stores() {
+  Fiber& self = *machine.running;
+  self.stores.push_back(std::move(self.open_stores));
+  self.open_stores.clear();
+}
+
+void wait_for_stores() {
+  // Others run meanwhile, and may do damage.
+  if (machine.draw() % 2 == 0) yield(Waits::kPoll);
+  run_groups(machine.running->stores, 0);
+}
+
+void start_product(std::function<void()> work) {
+  machine.running->open_products.push_back(std::move(work));
+}
+
+void commit_products() {
+  Fiber& self = *machine.running;
+  self.products.push_back(std::move(self.open_products));
+  self.open_products.clear();
+  if (machine.draw() % 4 == 0) run_groups(self.products, 0);
+}
+
+void wait_for_products(int pending) {
+  sync_warp();
+  run_groups(machine.running->products, pending);
+  sync_warp();
+}
+
 const char* exchange(const void* data, int bytes) {
   Fiber& self = *machine.running;
   const int lane = self.thread.thread_idx % kWarpSize;
@@ -261,13 +439,20 @@ void run_grid(void (*entry)(void**), void** arguments, long long num_ctas, int n
     std::memset(machine.shared, 0xff, shared_bytes);
     machine.warps.assign(static_cast<size_t>(num_threads / kWarpSize), Warp{});
     machine.fibers.clear();
+    machine.barriers.clear();
+    machine.group_counts.clear();
+    machine.polls = 0;
     for (int t = 0; t < num_threads; ++t) {
       machine.fibers.push_back(make_fiber({t, num_threads, cta, num_ctas},
                                           machine.stacks[static_cast<size_t>(t)].get()));
     }
     run_cta(num_threads);
+    if (!machine.loads.empty()) stop("copies of the engine were never waited for");
     for (const auto& fiber : machine.fibers) {
       if (!fiber->open.empty()) stop("copies of a thread were never waited for");
+      if (!fiber->stores.empty() || !fiber->open_stores.empty()) {
+        stop("stores of a thread were never waited for");
+      }
     }
   }
 }

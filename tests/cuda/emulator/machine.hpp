@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace emulator {
 
@@ -38,6 +39,35 @@ bool sync_cta_any(bool value);
 void sync_warp();
 /// Waits for as many threads that give the same id; these are neighbours or strided warps.
 void sync_group(int id, int num_threads);
+
+/// Counts as a thread that gives this id, without waiting.
+void arrive_at_group(int id, int num_threads);
+
+// Barriers in shared memory, by their address, as in ptx/mbarrier.cuh.
+void init_barrier(uint32_t barrier, int num_arrivals);
+void arrive(uint32_t barrier, int expected_bytes);
+void wait_barrier(uint32_t barrier, uint32_t parity);
+
+/// What a tensor map of the emulated driver holds.
+struct TensorMap {
+  char* data;
+  int element_bytes;
+  int num_dims;
+  long long shape[5];
+  long long stride_bytes[5];
+  int box[5];
+};
+/// Copies a box to or from rows of 128 bytes, whose 16-byte pieces are swizzled. Happens at once or
+/// later; a barrier gets the bytes of a load.
+void load_box(uint32_t target, const void* map, uint32_t barrier, const int (&place)[4]);
+void store_box(const void* map, uint32_t source, const int (&place)[4]);
+void commit_stores();
+void wait_for_stores();
+
+/// Puts work behind the thread's products; it is done at the commit, or as late as it may.
+void start_product(std::function<void()> work);
+void commit_products();
+void wait_for_products(int pending);
 
 /// Each lane gives `bytes` (at most 128) bytes and then sees what all 32 gave, lane by lane.
 const char* exchange(const void* data, int bytes);

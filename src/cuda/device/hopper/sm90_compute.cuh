@@ -344,8 +344,13 @@ struct Sm90Compute {
       const bool has_failed = done.kind == kTileToDo && any_lane(!is_good);
       if (has_failed && lane_idx() == 0) store_shared(memory.failed_flag(buffer), uint32{1});
     }
-    const int stored_row = tile_row(thread, thread % 16);
-    const uint32 row_address = memory.queries(buffer) + static_cast<uint32>(stored_row * 128);
+    // Of the tile in 16-byte pieces: row `number` of the warp's, half `side` of 16 columns.
+    const auto piece_address = [&](int number, int step, int side) {
+      const int stored = tile_row(thread, number);
+      return memory.queries(buffer) +
+             static_cast<uint32>(step / 4 * kShape.query_chunk_bytes() + stored * 128 +
+                                 ((step % 4 * 2 + side) ^ (stored % 8)) * 16);
+    };
     FLASHTILE_UNROLL
     for (int step = 0; step < kHeadDimV / 16; ++step) {
       uint32 fragment[4];
@@ -354,10 +359,11 @@ struct Sm90Compute {
         fragment[r] = pack<Config::kElement>(acc[step * 8 + r * 2] * factors[r % 2],
                                              acc[step * 8 + r * 2 + 1] * factors[r % 2]);
       }
-      const int piece = (step % 4 * 2 + thread % kWarpSize / 16) ^ (stored_row % 8);
-      store_matrices(
-          row_address + static_cast<uint32>(step / 4 * kShape.query_chunk_bytes() + piece * 16),
-          fragment, [](int) { return 0u; });
+      store_matrices(piece_address(thread % 16, step, thread % kWarpSize / 16), fragment,
+                     [&](int i) {
+                       return piece_address(i % 2 * 8 + thread % kWarpSize / 4, step, i / 2) +
+                              static_cast<uint32>(thread % 4 * 4);
+                     });
     }
     fence_shared_for_async();
     sync_warp();
