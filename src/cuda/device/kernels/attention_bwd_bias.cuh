@@ -97,6 +97,7 @@ struct BackwardBias {
   /// Sums over all rows of the CTA, where the bias has one.
   FLASHTILE_DEVICE void store_one_row(int plane_batch, int plane_head, int first_col) {
     const uint32 place = shared_address(shared_memory());
+    const int own_row = warp_idx() * kStreamBlock;
     sync_cta();
     FLASHTILE_UNROLL
     for (int n = 0; n < kStreamBlock / 8; ++n) {
@@ -107,7 +108,7 @@ struct BackwardBias {
         for (int mask = 4; mask < kWarpSize; mask *= 2) sum += shuffle_xor(sum, mask);
         const int col = n * 8 + lane_idx() % 4 * 2 + e;
         if (lane_idx() < 4) {
-          store_shared(place + static_cast<uint32>((warp_idx() * kStreamBlock + col) * 4), sum);
+          store_shared(place + static_cast<uint32>((own_row + col) * 4), sum);
         }
       }
     }

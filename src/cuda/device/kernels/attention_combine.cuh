@@ -98,19 +98,20 @@ struct Combine {
   /// Sums of all warps into the first one's. Begins with a barrier.
   FLASHTILE_DEVICE static void merge(float (&acc)[kPerLane][4]) {
     float* memory = reinterpret_cast<float*>(shared_memory());
+    const int warp = warp_idx();
     sync_cta();
     FLASHTILE_UNROLL
     for (int i = 0; i < kPerLane; ++i) {
       const int col = (i * kWarpSize + lane_idx()) * 4;
       FLASHTILE_UNROLL
       for (int e = 0; e < 4; ++e) {
-        if (warp_idx() > 0 && col < kColumns) {
-          memory[(warp_idx() - 1) * kColumns + col + e] = acc[i][e];
+        if (warp > 0 && col < kColumns) {
+          memory[(warp - 1) * kColumns + col + e] = acc[i][e];
         }
       }
     }
     sync_cta();
-    if (warp_idx() > 0) return;
+    if (warp > 0) return;
     FLASHTILE_UNROLL
     for (int i = 0; i < kPerLane; ++i) {
       const int col = (i * kWarpSize + lane_idx()) * 4;

@@ -18,7 +18,8 @@ FLASHTILE_DEVICE int fresh(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
-/// The same number in every lane, and the compiler knows it.
+/// The same number in every lane, and the compiler knows it. All lanes ask together: not where they
+/// have taken different ways.
 FLASHTILE_DEVICE int warp_idx() { return __shfl_sync(kAllLanes, thread_idx() / kWarpSize, 0); }
 FLASHTILE_DEVICE int64 cta_idx() { return blockIdx.x; }
 FLASHTILE_DEVICE int64 num_ctas() { return gridDim.x; }
