@@ -5,8 +5,8 @@
 #   ./test.sh           all: release build, fuzzers, NEON under qemu, every test
 #   ./test.sh --quick   about a minute: release build and the quick tests
 #   ./test.sh --asan    the quick tests under AddressSanitizer and UBSan
-#   ./test.sh --python [PACKAGE ...]   installs the Python package in build/python and tests it; with
-#                       torch, jax, ... as PACKAGE those are installed and tested, too
+#   ./test.sh --python [PACKAGE ...]   installs the Python package in build/python and tests it;
+#                       with torch, jax, ... as PACKAGE those are installed and tested, too
 set -euo pipefail
 source "$(dirname "$0")/scripts/common.sh"
 

@@ -172,7 +172,7 @@ def check_marks(file):
 
 
 def folder_of(path):
-    """The folder that the order of includes knows: under src/, cli or python; else None."""
+    """The folder that the order of includes knows: in src/, cli, python; else None."""
     parts = path.split("/")
     if parts[0] == "src" and len(parts) > 2:
         return parts[1]
@@ -223,7 +223,8 @@ def find_include(from_path, name, paths):
 
 
 def check_glossary(file):
-    if file.suffix not in CPP | {".py", ".pyi"} or not file.is_in("src", "include", "cli", "python"):
+    if file.suffix not in CPP | {".py", ".pyi"} or \
+            not file.is_in("src", "include", "cli", "python"):
         return
     for number, line in file.lines():
         for match in SPOKEN_WORDS.finditer(line):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the extension asks of array libraries that have no C functions for it.
 
-numpy's arrays come and go as buffers, PyTorch's through DLPack's exchange functions; the rest of
-the libraries is known by the name of their module, and imported only where an array of theirs is
-given."""
+numpy's arrays come and go as buffers, those of a recent PyTorch through DLPack's exchange
+functions; other libraries are known by the name of their module, and imported only where an array
+of theirs is given."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ def numpy_dtype(dtype: str) -> Any:
 def new_array(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Memory for a result: an array of the library of `like`, or what finished_array makes one."""
     library = library_of(like)
+    if library == "torch":
+        torch = importlib.import_module("torch")
+        name = "bfloat16" if dtype == "bf16" else _NUMPY_NAMES[dtype]
+        return torch.empty(shape, dtype=getattr(torch, name), device=like.device)
     if library == "cupy":
         cupy = importlib.import_module("cupy")
         with like.device:
@@ -70,6 +74,8 @@ def current_stream(like: Any) -> int:
     """The CUDA stream that the library of `like` works on."""
     if library_of(like) == "cupy":
         return int(importlib.import_module("cupy").cuda.get_current_stream().ptr)
+    if library_of(like) == "torch":
+        return int(importlib.import_module("torch").cuda.current_stream(like.device).cuda_stream)
     if library_of(like) == "jax":
         raise NotImplementedError("flashtile: JAX arrays on a GPU are not taken yet: JAX has no "
                                   "stream for a call from outside")

@@ -204,6 +204,13 @@ bool ArrayViews::view_buffer(nb::handle array, std::string_view name, bool is_wr
 }
 
 TensorView ArrayViews::view_capsule(nb::handle array, std::string_view name, bool is_written) {
+  if (full_type_name(array).starts_with("jax") &&
+      full_type_name(array).find("Tracer") != std::string::npos) {
+    PyErr_Format(PyExc_TypeError,
+                 "%s: %s is traced by JAX (jit, grad, vmap), which has no memory: call it outside",
+                 std::string(op_).c_str(), std::string(name).c_str());
+    nb::raise_python_error();
+  }
   if (!nb::hasattr(array, "__dlpack__")) {
     PyErr_Format(PyExc_TypeError, "%s: %s is a %s, expected an array (DLPack or a buffer)",
                  std::string(op_).c_str(), std::string(name).c_str(),
@@ -279,7 +286,7 @@ nb::object new_array(nb::handle like, const Device& device, std::span<const int6
 }
 
 nb::object finished_array(nb::handle like, nb::object array) {
-  if (exchange_api(like) != nullptr || PyObject_CheckBuffer(like.ptr()) != 0) return array;
+  if (array.type().is(like.type())) return array;
   return library_hook("finished_array")(like, array);
 }
 
