@@ -8,7 +8,8 @@ cpp, c  a whole program where it has main(); otherwise its #include lines go to 
         into main(). It has to compile without warnings and to exit with 0.
 sh      run by bash -eu in a scratch folder that looks like the repository: same files at the top,
         build/release is the given build. It has to exit with 0.
-Others are not run, and neither is a block right after a line `<!-- not run: why -->`.
+Others are not run here (those in Python are by tests/python/test_docs.py), and neither is a block
+right after a line `<!-- not run: why -->`.
 """
 
 import argparse
@@ -33,7 +34,7 @@ class Snippet:
     text: str
 
 
-def extract(path, text):
+def extract(path, text, languages=LANGUAGES):
     """The blocks of a Markdown text that are to be run."""
     snippets = []
     lines = text.splitlines()
@@ -46,7 +47,7 @@ def extract(path, text):
         before = next((line for line in reversed(lines[:number]) if line.strip()), "")
         begin = number + 1
         end = next((i for i in range(begin, len(lines)) if lines[i].strip() == "```"), len(lines))
-        if fence.group(1) in LANGUAGES and not before.startswith("<!-- not run:"):
+        if fence.group(1) in languages and not before.startswith("<!-- not run:"):
             body = "\n".join(lines[begin:end]) + "\n"
             snippets.append(Snippet(path, number + 1, fence.group(1), body))
         number = end + 1

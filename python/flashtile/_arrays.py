@@ -7,6 +7,7 @@ of theirs is given."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -21,6 +22,7 @@ def library_of(array: Any) -> str:
     return "jax" if root == "jaxlib" else root
 
 
+@functools.lru_cache(maxsize=None)
 def _numpy() -> Any:
     try:
         return importlib.import_module("numpy")
@@ -29,6 +31,7 @@ def _numpy() -> Any:
                            "give arrays for all of them (out=...)") from None
 
 
+@functools.lru_cache(maxsize=None)
 def numpy_dtype(dtype: str) -> Any:
     """The numpy dtype of a dtype name of ours; bf16 needs ml_dtypes."""
     if dtype in _NUMPY_NAMES:

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python blocks of the documents run as they stand."""
+
+import importlib.util
+import subprocess
+import sys
+
+import plain
+import pytest
+
+sys.path.insert(0, str(plain.ROOT / "scripts"))
+import readme_snippets  # noqa: E402
+
+FILES = ("README.md", "docs/python.md")
+BLOCKS = [block for name in FILES for block in readme_snippets.extract(
+    name, (plain.ROOT / name).read_text(encoding="ascii"), ("python",))]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.path}:{block.line}")
+def test_block(block, tmp_path):
+    if "flashtile.torch" in block.text and importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    run = subprocess.run([sys.executable, "-c", block.text], cwd=tmp_path, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    assert run.returncode == 0, run.stdout
+
+
+def test_there_are_blocks():
+    assert {block.path for block in BLOCKS} == set(FILES)
