@@ -109,7 +109,7 @@ void run_forward_of(const OpCall& backward, std::string_view suffix, const Conte
   if (spec == nullptr) return;
   const OpCall call = forward_call(backward);
   Context forced = context;
-  for (const std::string& name : spec->implementations()) {
+  for (const std::string& name : spec->implementations(context.device.type)) {
     if (implementation_suffix(*spec, name) != suffix) continue;
     forced.implementation = name;
     if (run_forced(call, name, context).text.empty()) return;

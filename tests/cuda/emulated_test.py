@@ -16,6 +16,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from hidden_rows import write_case
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("FLASHTILE_BUILD_DIR", ROOT / "build" / "release"))
 CLI = BUILD / "flashtile"
@@ -108,6 +110,14 @@ class EmulatedTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         rows = re.findall(r"attention_fwd_sm90 +(\d+) +0 +0 ", result.stdout)
         self.assertEqual(sum(map(int, rows)), len(HOPPER_PROBLEMS), result.stdout)
+
+    def test_what_masks_hide_may_hold_anything(self):
+        cases = self.folder / "hidden"
+        cases.mkdir()
+        write_case(cases / "hidden_queries.safetensors", 40, 40, 16, query_offset=-7)
+        write_case(cases / "hidden_keys.safetensors", 40, 70, 16, query_offset=12)
+        result = check(self.folder, self.nvrtc, "80", ["--golden", str(cases)])
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_order_of_threads_and_copies_does_not_matter(self):
         for problem in ["attention_fwd:b1:hq1:sq100:sk200:d64:bf16",

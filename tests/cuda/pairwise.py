@@ -29,11 +29,25 @@ FACTORS = {
     "results": ["lse", "lse:max_logit", "lse:out=f32"],
 }
 
+BACKWARD_FACTORS = {
+    "arch": ["sm_80", "sm_86", "sm_90a", "sm_120"],
+    "dtype": ["bf16", "f16", "f32"],
+    "dims": ["d64", "d128", "d256", "d80", "d512"],
+    "lengths": ["b4:hq16:sq2048", "b4:hq16:hkv4:sq300:sk4096",
+                "b2:hq8:cu_seqlens_q={0,300,700}:cu_seqlens_k={0,300,700}"],
+    "mask": ["", "causal", "window_left=100:window_right=0",
+             "mask='k_idx < 4 || (q_idx - k_idx) % 3 == 0'"],
+    "score": ["", "softcap=30", "alibi_slopes[hq]", "bias[1,hq,sq,sk]",
+              "score='score + 0.5 * tanh(score)'", "aux.t[64]:score='score + t[k_idx % 64]'"],
+    "dropout": ["", "dropout_p=0.1"],
+    "sums": ["", "deterministic"],
+}
+
 
 def conflicts(row):
     """Values that the operator table does not let meet."""
     packed = "cu_seqlens" in row["lengths"]
-    if row["keys"] == "paged" and packed:
+    if row.get("keys") == "paged" and packed:
         return True
     return packed and row["score"].startswith("bias")
 
@@ -58,11 +72,17 @@ def problem_text(row):
     return text.replace(":lse:", ":lse:out.f32:", 1) if "out=f32" in row["results"] else text
 
 
-def main():
+def backward_text(row):
+    parts = ["attention_bwd", row["lengths"], row["dims"]]
+    parts += [row[name] for name in ("mask", "score", "dropout", "sums") if row[name]]
+    return ":".join(parts + [row["dtype"]])
+
+
+def pairwise(factors):
     draw = random.Random(7)
-    names = list(FACTORS)
+    names = list(factors)
     missing = {(a, x, b, y) for a, b in itertools.combinations(names, 2)
-               for x in FACTORS[a] for y in FACTORS[b]}
+               for x in factors[a] for y in factors[b]}
 
     def covered(row):
         return {(a, row[a], b, row[b]) for a, b in itertools.combinations(names, 2)} & missing
@@ -72,7 +92,7 @@ def main():
         best, best_gain = None, set()
         for _ in range(400):
             seed = draw.choice(sorted(missing))
-            row = {name: draw.choice(FACTORS[name]) for name in names}
+            row = {name: draw.choice(factors[name]) for name in names}
             row[seed[0]], row[seed[2]] = seed[1], seed[3]
             if conflicts(row):
                 continue
@@ -83,8 +103,14 @@ def main():
             break
         rows.append(best)
         missing -= best_gain
-    for row in rows:
+    return rows
+
+
+def main():
+    for row in pairwise(FACTORS):
         print(f"{row['arch']}\t{problem_text(row)}")
+    for row in pairwise(BACKWARD_FACTORS):
+        print(f"{row['arch']}\t{backward_text(row)}")
     return 0
 
 

@@ -93,6 +93,32 @@ TEST_F(FakeAttention, NamedArchitectureIsForExplainAlone) {
   EXPECT_THROW(call.run(context), Error);
 }
 
+TEST_F(FakeAttention, BackwardLaunchesWhatItsPlanNamesInOrder) {
+  for (const char* options :
+       {"mask='k_idx % 2 == 0':deterministic:bf16",
+        "alibi_slopes[hq]:aux.t[100]:score='score + t[k_idx]':deterministic:f32"}) {
+    const std::string text = std::string("attention_bwd:b1:hq2:sq100:d32:") + options;
+    const std::vector<KernelChoice> kernels = make_call(parse_problem(text)).kernels(on_device(0));
+    ASSERT_GE(kernels.size(), 3u) << text;
+    int64_t compiled = 0;
+    size_t num_loads = 0;
+    for (int call = 0; call < 2; ++call) {
+      compiled = num_compiled();
+      num_loads = state_.loads.size();
+      state_.launches.clear();
+      DeviceCall(text).run();
+      ASSERT_EQ(state_.launches.size(), kernels.size()) << text;
+      for (size_t i = 0; i < kernels.size(); ++i) {
+        EXPECT_EQ(state_.launches[i].function, kernels[i].source.stem) << text;
+      }
+    }
+    // The second call found everything.
+    EXPECT_EQ(num_compiled(), compiled) << text;
+    EXPECT_EQ(state_.loads.size(), num_loads) << text;
+  }
+  EXPECT_EQ(state_.num_stream_waits, 0);
+}
+
 /// Problems that differ in numbers alone: the first of each row is compiled, the others are not.
 /// All fill the device, since a plan splits the keys of smaller ones, which is another kernel.
 TEST_F(FakeAttention, OtherNumbersCompileNothing) {

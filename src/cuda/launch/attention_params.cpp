@@ -169,6 +169,7 @@ device::AttentionParams attention_params(const AttentionProblem& problem,
   params.head_dim_v = static_cast<int>(problem.head_dim_v);
   params.softmax_scale = static_cast<float>(problem.softmax_scale);
   params.softcap = static_cast<float>(problem.softcap.value_or(0));
+  params.inverse_softcap = static_cast<float>(problem.softcap ? 1 / *problem.softcap : 0);
   return params;
 }
 

@@ -15,7 +15,8 @@ FLASHTILE_DEVICE float plain_weight(float product, float softmax_scale, float ls
   if constexpr (Config::kLog2Lse) {
     return exp2_approx(fused_multiply_add(product, softmax_scale * kLog2e, -lse));
   } else {
-    return exp2_approx(fused_multiply_add(product, softmax_scale, -lse) * kLog2e);
+    // Rounded like the logits that lse is made of: where one key has all the weight, exactly 1.
+    return exp2_approx((multiply_rounded(product, softmax_scale) - lse) * kLog2e);
   }
 }
 

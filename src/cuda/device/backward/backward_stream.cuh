@@ -197,8 +197,8 @@ struct BackwardStream {
           }
         }
       }
-      accumulate_scores<Config::kElement, 1, kCols, kChunk, false, ChunkTile, ChunkTile>(
-          dp, none, rows, first_warp_row(), cols, 0);
+      accumulate_scores<Config::kElement, 1, kCols, kChunk, false, ChunkTile, ChunkTile,
+                        Config::kRowsAreKeys>(dp, none, rows, first_warp_row(), cols, 0);
     }
   }
 

@@ -47,6 +47,8 @@ struct BackwardTile {
   static constexpr int kDqTilesM = kBlockM / (16 * Config::kDqWarpsM);
   static constexpr int kDqTilesD = kShape.dq_columns() / 8;
   static constexpr bool kKeepsWeights = kShape.keeps_weights();
+  /// Flags of a step's rows, in whole vectors.
+  static constexpr int kOddWords = (kBlockM / kRowPadding + 3) / 4 * 4;
   static_assert(kTilesN * 16 * Config::kWarpsN == kBlockN, "warps share the keys");
   static_assert(kNumSlices * kSlice * Config::kWarpsM == kBlockM, "slices fill a block");
   static_assert(kTilesD * 8 * Config::kWarpsM == Config::kHeadDim && kTilesD % 2 == 0,
@@ -160,7 +162,7 @@ struct BackwardTile {
     load_query_vectors<Config>(backward, s, step.head, step.m_block, cover(step) == Cover::kFull,
                                vectors(stage));
     const int row_block = thread_idx();
-    if (row_block < kBlockM / kRowPadding) {
+    if (row_block < kOddWords) {
       const int64 odd = (step.head * backward.padded_rows + s.padded_row + first) / kRowPadding;
       const bool is_there = row_block * kRowPadding < num_rows;
       copy_async<4>(odd_rows(stage) + static_cast<uint32>(row_block * 4),
@@ -175,12 +177,13 @@ struct BackwardTile {
   /// What weights multiply becomes finite: a weight of 0 must hide what it belongs to, and where a
   /// query sees what is not finite, its lse or delta are not either. Keys before the first step.
   FLASHTILE_DEVICE void clear_odd_rows(int stage) {
-    bool is_odd = false;
+    uint32 odd = 0;
     FLASHTILE_UNROLL
-    for (int i = 0; i < kBlockM / kRowPadding; ++i) {
-      is_odd =
-          is_odd || bits_of_float(load_shared(odd_rows(stage) + static_cast<uint32>(i * 4))) != 0;
+    for (int i = 0; i < kOddWords / 4; ++i) {
+      const Vector4 words = load_shared_vector(odd_rows(stage) + static_cast<uint32>(i * 16));
+      odd |= words.x | words.y | words.z | words.w;
     }
+    const bool is_odd = odd != 0;
     if (is_odd) {
       clear_nonfinite<Config::kElement, QueryTile::kBytes, kThreads>(query_tile(stage));
       clear_nonfinite<Config::kElement, DoutTile::kBytes, kThreads>(dout_tile(stage));
@@ -220,6 +223,8 @@ struct BackwardTile {
     if constexpr (Config::kSumsDq || !kKeepsWeights) {
       store_weights<WeightTile>(place(kShape.dscores_begin()), dscores, first_warp_key,
                                 first_query);
+    } else {
+      sync_warp();  // keeps the compiler from working on several slices at once
     }
     if constexpr (kKeepsWeights) {
       accumulate_values<Config::kElement, kTilesN, kTilesV, kSlice, Config::kHeadDimV, DoutTile>(

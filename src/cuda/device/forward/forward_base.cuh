@@ -35,7 +35,8 @@ struct ForwardBase {
   static constexpr int kNumSlices = Config::kBlockN / (kSlice * Config::kWarpsN);
   /// bf16 and TF32 have float32's exponents.
   static constexpr bool kFixedReference = Config::kElement != Element::kF16;
-  static constexpr bool kWideLogits = Config::kHasScoreOptions;
+  /// Products with the scale may overflow; or float32, where a large logit less itself must be 0.
+  static constexpr bool kWideLogits = Config::kHasScoreOptions || Config::kElement == Element::kF32;
   static_assert(kTilesM * 16 * Config::kWarpsM == Config::kBlockM, "warps share the rows");
   static_assert(!Config::kSharesWeights || (kOwnCols % 64 == 0 && kShape.element_bytes == 2),
                 "columns of a warp are groups of a swizzled tile");

@@ -30,7 +30,12 @@ struct ForwardFinish {
   static constexpr int kTilesV = Work::kTilesV;
 
   /// Natural units of a logit as softmax has it.
-  FLASHTILE_DEVICE static float natural(const Work& work) { return work.softmax.scale * kLn2; }
+  FLASHTILE_DEVICE static float natural(const Work& work) {
+    if constexpr (Config::kElement != Element::kF32) return work.softmax.scale * kLn2;
+    // Not by way of log2 units: the backward subtracts lse from logits that are scaled like this.
+    if constexpr (Config::kHasScoreOptions) return 1.0f;
+    return larger(absolute(work.params.softmax_scale), 1e-30f);
+  }
 
   // To the last bits where results are float32 products; elsewhere as good as the weights were.
   FLASHTILE_DEVICE static float divide(float a, float b) {

@@ -41,11 +41,17 @@ struct SplitLeft {
   }
 };
 
-/// d += a b; small parts first.
+/// d += a b; small parts first. With kSwapped the sums are those of b' a', bit by bit.
+template <bool kSwapped = false>
 FLASHTILE_DEVICE void multiply_split(float (&d)[4], const SplitLeft& a, const SplitFloat& b0,
                                      const SplitFloat& b1) {
-  mma_16x8x8_tf32(d, a.small, b0.big, b1.big);
-  mma_16x8x8_tf32(d, a.big, b0.small, b1.small);
+  if constexpr (kSwapped) {
+    mma_16x8x8_tf32(d, a.big, b0.small, b1.small);
+    mma_16x8x8_tf32(d, a.small, b0.big, b1.big);
+  } else {
+    mma_16x8x8_tf32(d, a.small, b0.big, b1.big);
+    mma_16x8x8_tf32(d, a.big, b0.small, b1.small);
+  }
   mma_16x8x8_tf32(d, a.big, b0.big, b1.big);
 }
 
@@ -56,7 +62,7 @@ struct FloatRows {
 };
 
 /// acc += rows . columns', as multiply_rows of 16-bit elements.
-template <int kTilesM, int kN, int kCols, class RowsTile, class ColumnsTile>
+template <int kTilesM, int kN, int kCols, class RowsTile, class ColumnsTile, bool kSwapped = false>
 FLASHTILE_DEVICE void multiply_float_rows(float (&acc)[kTilesM][kN / 8][4], uint32 rows_tile,
                                           int first_row, uint32 columns_tile, int first_column) {
   const int lane = fresh(lane_idx());
@@ -91,7 +97,7 @@ FLASHTILE_DEVICE void multiply_float_rows(float (&acc)[kTilesM][kN / 8][4], uint
           for (int m = 0; m < kTilesM; ++m) {
             const SplitLeft left(a[m][0][2 * pair], a[m][1][2 * pair], a[m][0][2 * pair + 1],
                                  a[m][1][2 * pair + 1]);
-            multiply_split(part[m][n], left, b0, b1);
+            multiply_split<kSwapped>(part[m][n], left, b0, b1);
           }
         }
       }

@@ -32,15 +32,17 @@ struct WeightsOf<Element::kF32, kTilesM, kN> {
 template <Element element, int kTilesM, int kN>
 using Weights = typename WeightsOf<element, kTilesM, kN>::Type;
 
+/// With kRowsAreKeys sums in float32 are those that the other way round would give, bit by bit:
+/// the logits of the backward must be those that lse is made of.
 template <Element element, int kTilesM, int kN, int kCols, bool kInRegisters, class RowsTile,
-          class ColumnsTile>
+          class ColumnsTile, bool kRowsAreKeys = false>
 FLASHTILE_DEVICE void accumulate_scores(float (&acc)[kTilesM][kN / 8][4],
                                         const HeldRows<element, kTilesM, kCols>& held,
                                         uint32 rows_tile, int first_row, uint32 columns_tile,
                                         int first_column) {
   if constexpr (element == Element::kF32) {
-    multiply_float_rows<kTilesM, kN, kCols, RowsTile, ColumnsTile>(acc, rows_tile, first_row,
-                                                                   columns_tile, first_column);
+    multiply_float_rows<kTilesM, kN, kCols, RowsTile, ColumnsTile, kRowsAreKeys>(
+        acc, rows_tile, first_row, columns_tile, first_column);
   } else {
     multiply_rows<element, kTilesM, kN, kCols, kInRegisters, RowsTile, ColumnsTile>(
         acc, held, rows_tile, first_row, columns_tile, first_column);

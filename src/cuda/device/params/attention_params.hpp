@@ -155,6 +155,7 @@ struct AttentionParams {
   int head_dim_v = 0;
   float softmax_scale = 1;
   float softcap = 0;
+  float inverse_softcap = 0;
   int* error = nullptr;  ///< gets an ErrorBit where device data was out of range; may be null
 };
 

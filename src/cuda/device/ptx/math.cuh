@@ -19,6 +19,8 @@ FLASHTILE_DEVICE bool is_finite(float value) {
   return (bits_of_float(value) & 0x7f800000u) != 0x7f800000u;
 }
 
+/// a * b, never part of a fused operation.
+FLASHTILE_DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
 /// a * b + c, rounded once.
 FLASHTILE_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 FLASHTILE_DEVICE float absolute(float a) { return float_from_bits(bits_of_float(a) & 0x7fffffffu); }

@@ -97,7 +97,7 @@ struct ScoreRules {
     const float x = product * params.softmax_scale;
     derivative = 1.0f;
     if constexpr (!Config::kHasSoftcap) return x;
-    const float squashed = squash(x / params.softcap);
+    const float squashed = squash(x * params.inverse_softcap);
     derivative = fused_multiply_add(-squashed, squashed, 1.0f);
     return params.softcap * squashed;
   }
