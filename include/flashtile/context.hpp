@@ -31,7 +31,8 @@ struct Context {
   /// error, and the default leaves it to them. What explains a problem without tensors needs it.
   Device device;
   void* stream = nullptr;  ///< a CUstream for CUDA tensors
-  /// Memory for temporaries, at least what the plan asks for; null: the library allocates.
+  /// Memory for temporaries, at least Explanation::workspace_bytes, and up to 255 more where it
+  /// does not start at a multiple of 256; null: the library allocates (on a CPU only).
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
   /// Threads to use at most, or multiprocessors on a GPU; 0: all that there are.

@@ -21,8 +21,9 @@ struct Explanation {
   std::string problem;  ///< its text form
   std::string chosen;   ///< the implementation; empty: none takes it
   std::string plan;     ///< how the chosen one would run: tiles, splits, workspace
-  /// What a Context's workspace must hold. On the CPU it may be left out; on a GPU it is needed
-  /// wherever this is not 0.
+  /// Bytes that a Context's workspace must hold, from an address on that is a multiple of 256, for
+  /// as many workers as the context allows. On the CPU a workspace may be left out; on a GPU it is
+  /// needed wherever this is not 0.
   int64_t workspace_bytes = 0;
   std::vector<Candidate> candidates;
 };

@@ -107,7 +107,8 @@ typedef struct flashtile_context {
   int32_t device_index;
   int32_t max_workers; /* threads to use at most; 0: all that there are */
   void* stream;        /* a CUstream for CUDA tensors */
-  void* workspace;     /* memory for temporaries; NULL: the library allocates */
+  void* workspace;     /* memory for temporaries, see flashtile_call_workspace_bytes;
+                        * NULL: the library allocates (on a CPU only) */
   uint64_t workspace_bytes;
   const char* implementation; /* force one, such as "attention_fwd_avx2"; NULL: choose */
   /* A pool of the caller: both functions or neither. num_workers gives an upper bound of
@@ -283,6 +284,20 @@ FLASHTILE_C_API flashtile_status flashtile_call_unset(flashtile_call* call, cons
 
 FLASHTILE_C_API flashtile_status flashtile_call_run(const flashtile_context* context,
                                                     const flashtile_call* call);
+
+/* ---- Memory for temporaries ------------------------------------------------------------------ */
+
+/* *bytes becomes what the context's workspace must hold for a call, from an address on that is a
+ * multiple of 256, for as many workers as the context allows. On a CPU a workspace may be left out;
+ * on a GPU it is needed wherever *bytes is not 0. A call that nothing takes is an error, as it is
+ * where it runs. Tensors without data will do, in a call where all are such. */
+FLASHTILE_C_API flashtile_status flashtile_call_workspace_bytes(const flashtile_context* context,
+                                                                const flashtile_call* call,
+                                                                uint64_t* bytes);
+FLASHTILE_C_API flashtile_status flashtile_attention_fwd_workspace_bytes(
+    const flashtile_context* context, const flashtile_attention_args* args, uint64_t* bytes);
+FLASHTILE_C_API flashtile_status flashtile_attention_bwd_workspace_bytes(
+    const flashtile_context* context, const flashtile_attention_args* args, uint64_t* bytes);
 
 /* ---- What would run -------------------------------------------------------------------------- */
 

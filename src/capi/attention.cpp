@@ -181,13 +181,20 @@ void set_option(OpCall& call, const Args& args, const AttentionMember& member) {
   call.set_option(member.name, value);
 }
 
+OpCall call_of(const char* op, const Args* args) {
+  const OpSpec* spec = find_op(op);
+  if (spec == nullptr) fail(op, "this library was built without it");
+  return attention_call(*spec, required(args, op, "args"));
+}
+
 flashtile_status run(const char* op, const flashtile_context* context, const Args* args) {
-  return guarded([&] {
-    const OpSpec* spec = find_op(op);
-    if (spec == nullptr) fail(op, "this library was built without it");
-    const Args& given = required(args, op, "args");
-    attention_call(*spec, given).run(CallContext(context));
-  });
+  return guarded([&] { call_of(op, args).run(CallContext(context)); });
+}
+
+flashtile_status query_workspace(const char* op, const flashtile_context* context, const Args* args,
+                                 uint64_t* bytes) {
+  return guarded(
+      [&] { required(bytes, op, "bytes") = workspace_bytes(call_of(op, args), context); });
 }
 
 }  // namespace
@@ -262,6 +269,18 @@ flashtile_status flashtile_attention_fwd(const flashtile_context* context,
 flashtile_status flashtile_attention_bwd(const flashtile_context* context,
                                          const flashtile_attention_args* args) {
   return flashtile::capi::run("attention_bwd", context, args);
+}
+
+flashtile_status flashtile_attention_fwd_workspace_bytes(const flashtile_context* context,
+                                                         const flashtile_attention_args* args,
+                                                         uint64_t* bytes) {
+  return flashtile::capi::query_workspace("attention_fwd", context, args, bytes);
+}
+
+flashtile_status flashtile_attention_bwd_workspace_bytes(const flashtile_context* context,
+                                                         const flashtile_attention_args* args,
+                                                         uint64_t* bytes) {
+  return flashtile::capi::query_workspace("attention_bwd", context, args, bytes);
 }
 
 }  // extern "C"

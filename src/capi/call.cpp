@@ -92,6 +92,15 @@ flashtile_status flashtile_call_run(const flashtile_context* context, const flas
       [&] { required(call, "flashtile_call_run", "call").op_call.run(CallContext(context)); });
 }
 
+flashtile_status flashtile_call_workspace_bytes(const flashtile_context* context,
+                                                const flashtile_call* call, uint64_t* bytes) {
+  return guarded([&] {
+    constexpr const char* kFunction = "flashtile_call_workspace_bytes";
+    const flashtile::OpCall& op_call = required(call, kFunction, "call").op_call;
+    required(bytes, kFunction, "bytes") = flashtile::capi::workspace_bytes(op_call, context);
+  });
+}
+
 flashtile_status flashtile_call_explain(const flashtile_context* context,
                                         const flashtile_call* call, char* buffer, size_t* bytes) {
   return guarded([&] {

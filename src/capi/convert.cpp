@@ -6,6 +6,7 @@
 
 #include "capi/structs.hpp"
 #include "core/fail.hpp"
+#include "core/registry.hpp"
 
 namespace flashtile::capi {
 namespace {
@@ -130,6 +131,12 @@ int CallContext::CallerExecutor::num_workers() const {
 
 void CallContext::CallerExecutor::run(int64_t num_tasks, Task task, void* state) {
   context_.executor_run(context_.executor_state, num_tasks, task, state);
+}
+
+uint64_t workspace_bytes(const OpCall& call, const flashtile_context* context) {
+  const Explanation explanation = call.explain(CallContext(context));
+  if (explanation.chosen.empty()) fail_refused(call.spec().name, explanation.candidates);
+  return static_cast<uint64_t>(explanation.workspace_bytes);
 }
 
 }  // namespace flashtile::capi

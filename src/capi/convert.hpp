@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "core/op_spec.hpp"
 #include "flashtile/context.hpp"
 #include "flashtile/flashtile.h"
 #include "flashtile/tensor.hpp"
@@ -38,5 +39,8 @@ class CallContext {
   CallerExecutor executor_;
   Context context_;
 };
+
+/// What the workspace of a context must hold for a call. Throws Error, also where nothing takes it.
+uint64_t workspace_bytes(const OpCall& call, const flashtile_context* context);
 
 }  // namespace flashtile::capi

@@ -2,9 +2,18 @@
 #include "flashtile/explain.hpp"
 
 #include "core/problem_text.hpp"
+#include "core/registry.hpp"
 #include "flashtile/error.hpp"
 
 namespace flashtile {
+
+void fail_refused(std::string_view op, std::span<const Candidate> candidates) {
+  std::string text = std::string(op) + ": no implementation takes this problem";
+  for (const Candidate& candidate : candidates) {
+    text += "\n  " + candidate.implementation + ": " + candidate.refusal;
+  }
+  throw Error(ErrorCode::kUnsupported, text);
+}
 
 std::string to_string(const Explanation& explanation) {
   std::string text = "problem: " + explanation.problem + "\n";

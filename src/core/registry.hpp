@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/env.hpp"
+#include "core/executor.hpp"
 #include "flashtile/context.hpp"
 #include "flashtile/error.hpp"
 #include "flashtile/explain.hpp"
@@ -52,6 +53,9 @@ std::string forced_implementation(std::string_view op, std::span<const Impl> all
   return {};
 }
 
+/// Throws kUnsupported with the whole list of refusals.
+[[noreturn]] void fail_refused(std::string_view op, std::span<const Candidate> candidates);
+
 /// What select would choose, and why not the others.
 template <class Problem, class Plan, class Inputs>
 Explanation explain_selection(std::string_view op,
@@ -69,8 +73,8 @@ Explanation explain_selection(std::string_view op,
       result.chosen = impl.name;
       const Plan plan = impl.plan(problem);
       result.plan = to_string(plan);
-      if constexpr (requires { plan.workspace_bytes; }) {
-        result.workspace_bytes = plan.workspace_bytes;
+      if constexpr (requires { plan.bytes_for(op, int64_t{1}); }) {
+        result.workspace_bytes = plan.bytes_for(op, num_workers_of(context));
       }
     }
     result.candidates.push_back({std::string(impl.name), std::move(refusal)});
@@ -82,7 +86,7 @@ Explanation explain_selection(std::string_view op,
   return result;
 }
 
-/// The implementation that runs the problem. Throws kUnsupported with the whole list of refusals.
+/// The implementation that runs the problem. Throws kUnsupported where none does.
 template <class Problem, class Plan, class Inputs>
 const Implementation<Problem, Plan, Inputs>& select(
     std::string_view op, std::span<const Implementation<Problem, Plan, Inputs>> all,
@@ -92,11 +96,7 @@ const Implementation<Problem, Plan, Inputs>& select(
     if (!forced.empty() && !names_implementation(forced, op, impl.name)) continue;
     if (impl.refuse(problem).empty()) return impl;
   }
-  std::string text = std::string(op) + ": no implementation takes this problem";
-  for (const Candidate& candidate : explain_selection(op, all, problem, context).candidates) {
-    text += "\n  " + candidate.implementation + ": " + candidate.refusal;
-  }
-  throw Error(ErrorCode::kUnsupported, text);
+  fail_refused(op, explain_selection(op, all, problem, context).candidates);
 }
 
 }  // namespace flashtile

@@ -277,6 +277,80 @@ TEST_F(CapiCall, RunsByName) {
   EXPECT_EQ(last(), "attention_fwd: k is missing");
 }
 
+/// The size that an error of a call with one byte of workspace asks for.
+uint64_t bytes_asked_for(const flashtile_call* call, flashtile_context context) {
+  alignas(256) static char byte;
+  context.workspace = &byte;
+  context.workspace_bytes = 1;
+  EXPECT_EQ(flashtile_call_run(&context, call), FLASHTILE_OUT_OF_MEMORY);
+  const std::string text = flashtile_last_error();
+  const std::string before = "the workspace has 1 bytes, ";
+  const size_t at = text.find(before);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos ? 0 : std::stoull(text.substr(at + before.size()));
+}
+
+TEST_F(CapiCall, WorkspaceBytesAreWhatACallAsksForAndEnoughForIt) {
+  const int64_t shape[] = {2, 300, 4, 64};
+  std::vector<float> x(2 * 300 * 4 * 64, 0.5f);
+  std::vector<float> result(x.size());
+  const flashtile_tensor in = flashtile_cpu_tensor(x.data(), FLASHTILE_F32, 4, shape);
+  const flashtile_tensor to = flashtile_cpu_tensor(result.data(), FLASHTILE_F32, 4, shape);
+  for (const char* name : {"q", "k", "v"}) {
+    ASSERT_EQ(flashtile_call_set_tensor(call_, name, &in), FLASHTILE_OK);
+  }
+  ASSERT_EQ(flashtile_call_set_tensor(call_, "out", &to), FLASHTILE_OK);
+  flashtile_attention_args args = fresh_args();
+  args.q = args.k = args.v = &in;
+  args.out = &to;
+  flashtile_context context;
+  flashtile_context_init(&context, sizeof(context));
+  context.max_workers = 1;
+  const std::string best = flashtile_get_implementation("attention_fwd", 0);
+  context.implementation = best.c_str();
+  uint64_t bytes = 0;
+  ASSERT_EQ(flashtile_call_workspace_bytes(&context, call_, &bytes), FLASHTILE_OK) << last();
+  EXPECT_EQ(bytes, bytes_asked_for(call_, context));
+  uint64_t typed_bytes = 0;
+  ASSERT_EQ(flashtile_attention_fwd_workspace_bytes(&context, &args, &typed_bytes), FLASHTILE_OK);
+  EXPECT_EQ(typed_bytes, bytes);
+
+  std::vector<char> memory(bytes + 255 + 64, 'x');
+  const size_t skipped = (256 - reinterpret_cast<uintptr_t>(memory.data()) % 256) % 256;
+  context.workspace = memory.data() + skipped;
+  context.workspace_bytes = bytes;
+  ASSERT_EQ(flashtile_call_run(&context, call_), FLASHTILE_OK) << last();
+  for (const float value : result) EXPECT_NEAR(value, 0.5f, 1e-6);
+  for (size_t i = skipped + bytes; i < memory.size(); ++i) EXPECT_EQ(memory[i], 'x');
+
+  // The reference asks for none; nothing takes f64 on a GPU.
+  context.implementation = "attention_fwd_reference";
+  ASSERT_EQ(flashtile_call_workspace_bytes(&context, call_, &bytes), FLASHTILE_OK) << last();
+  EXPECT_EQ(bytes, 0);
+  EXPECT_EQ(flashtile_call_workspace_bytes(&context, call_, nullptr), FLASHTILE_INVALID_ARGUMENT);
+  EXPECT_EQ(last(), "flashtile_call_workspace_bytes: bytes is NULL");
+  EXPECT_EQ(flashtile_attention_bwd_workspace_bytes(nullptr, nullptr, &bytes),
+            FLASHTILE_INVALID_ARGUMENT);
+  EXPECT_EQ(last(), "attention_bwd: args is NULL");
+}
+
+TEST_F(CapiCall, WorkspaceBytesOfACallThatNothingTakesAreAnError) {
+  const int64_t shape[] = {1, 3, 2, 4};
+  const flashtile_tensor tensor = flashtile_cpu_tensor(nullptr, FLASHTILE_F64, 4, shape);
+  for (const char* name : {"q", "k", "v", "out"}) {
+    ASSERT_EQ(flashtile_call_set_tensor(call_, name, &tensor), FLASHTILE_OK);
+  }
+  flashtile_context context;
+  flashtile_context_init(&context, sizeof(context));
+  const std::string best = flashtile_get_implementation("attention_fwd", 0);
+  if (best == "attention_fwd_reference") GTEST_SKIP() << "no kernels on this machine";
+  context.implementation = best.c_str();
+  uint64_t bytes = 7;
+  EXPECT_EQ(flashtile_call_workspace_bytes(&context, call_, &bytes), FLASHTILE_UNSUPPORTED);
+  EXPECT_NE(last().find("f64"), std::string::npos) << last();
+  EXPECT_EQ(bytes, 7);
+}
+
 TEST_F(CapiCall, BadValuesAreErrors) {
   EXPECT_EQ(flashtile_call_set_bool(call_, "causal", 2), FLASHTILE_INVALID_ARGUMENT);
   EXPECT_EQ(last(), "attention_fwd: causal is 2, expected true or false");

@@ -18,7 +18,7 @@ class DocsTest(unittest.TestCase):
                    ROOT / "docs" / "c-abi.md"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertIn("2 passed, 0 failed", result.stdout + result.stderr)
+        self.assertIn("3 passed, 0 failed", result.stdout + result.stderr)
 
 
 if __name__ == "__main__":

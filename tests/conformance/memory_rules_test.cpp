@@ -8,7 +8,6 @@
 
 #include "flashtile/error.hpp"
 #include "op_runs.hpp"
-#include "ops/attention/implementations.hpp"
 #include "support/attention_runs.hpp"
 #include "support/guarded_memory.hpp"
 #include "support/problem_cases.hpp"
@@ -25,18 +24,16 @@ constexpr const char* kWorkspaceProblems[] = {
     "attention_bwd:b5:hq2:hkv1:sq20:sk64:d16:score='score * t[k_idx % 3]':aux.t[3]:f16",
 };
 
-/// What the plan of an implementation asks for.
-size_t planned_bytes(const OpCall& call, const std::string& implementation, int num_workers) {
-  const bool is_backward = call.spec().name == "attention_bwd";
-  const auto& args = *static_cast<const AttentionArgs*>(call.args());
-  const AttentionProblem problem = make_attention_problem(args, is_backward);
-  for (const AttentionImplementation& entry : attention_implementations(is_backward)) {
-    if (entry.name != implementation) continue;
-    const AttentionPlan plan = entry.plan(problem);
-    return static_cast<size_t>(plan.workspace_bytes + num_workers * plan.worker_bytes);
-  }
-  ADD_FAILURE() << "no " << implementation;
-  return 0;
+/// What the explanation of an implementation asks for.
+size_t planned_bytes(const OpCall& call, const std::string& implementation, int num_workers,
+                     Executor* executor = nullptr) {
+  Context context;
+  context.implementation = implementation;
+  context.max_workers = num_workers;
+  context.executor = executor;
+  const Explanation explanation = call.explain(context);
+  EXPECT_EQ(explanation.chosen, implementation);
+  return static_cast<size_t>(explanation.workspace_bytes);
 }
 
 /// Some memory as a caller's workspace, `num_workers` workers.
@@ -92,7 +89,7 @@ TEST(CallersWorkspace, HasRoomForAllowedWorkersWhateverTheirNumberInThePool) {
   for (const char* text : kWorkspaceProblems) {
     const cli::OwnedCall owned = random_problem_call(text);
     for (const std::string& implementation : owned.call.spec().implementations()) {
-      const size_t bytes = (planned_bytes(owned.call, implementation, 2) + 63) / 64 * 64;
+      const size_t bytes = (planned_bytes(owned.call, implementation, 2, &executor) + 63) / 64 * 64;
       const GuardedMemory memory(bytes, Placement::kEndsAtGuard);
       const cli::OwnedCall own = cli::with_own_outputs(owned.call);
       cli::run_forward_of(own.call, "reference", one_worker());
