@@ -32,7 +32,9 @@ struct ScalarParam {
 };
 
 /// Everything about attention besides q, k, v and the results. Every member has a default that
-/// means "not used"; what is set is either honoured or refused.
+/// means "not used"; what is set is either honoured or refused, but for the results and gradients
+/// of the other op, so that both take the same options. Names are letters, digits and _, each given
+/// once and read by an expression.
 ///
 /// For one sequence of lengths sq, sk, query i has position p = i + query_offset, and
 ///
@@ -69,8 +71,8 @@ struct AttentionOptions {
   TensorView leftpad_k;        ///< (batch): the first leftpad_k[b] stored keys are not there
   TensorView block_table;      ///< (batch, pages): k, v are (num_pages, page_size, heads_kv, ...)
   TensorView cache_batch_idx;  ///< (batch): sequence b reads line cache_batch_idx[b] of k and v
-  std::optional<int64_t> max_seqlen_q;  ///< packed q: no sequence is longer; default: longest
-  std::optional<int64_t> max_seqlen_k;  ///< packed k: likewise
+  std::optional<int64_t> max_seqlen_q;  ///< packed q only: no sequence is longer; default: longest
+  std::optional<int64_t> max_seqlen_k;  ///< packed k only: likewise
 
   // New keys and values, which the call stores behind the ones in use (all seqused_k[b] of them,
   // counted from slot 0 also with leftpad_k) before it attends: k and v are then in-out. Only the
@@ -102,12 +104,14 @@ struct AttentionOptions {
   /// Same bits in every run. The CPU kernels always are; elsewhere it may cost time.
   bool deterministic = false;
 
-  // Further results of attention_fwd. They may be left out.
+  // Further results of attention_fwd. They may be left out. attention_bwd, which takes the same
+  // options, does not look at them.
   TensorView max_logit;     ///< (heads), f32: largest masked score of each head; -inf if none
   TensorView weights;       ///< (batch, heads, seqlen_q, seqlen_k): what v is multiplied by
   TensorView dropout_mask;  ///< (batch, heads, seqlen_q, seqlen_k), u8: 1 keeps, by dropout alone
 
-  // Further inputs and results of attention_bwd. They may be left out.
+  // Further inputs and results of attention_bwd. They may be left out. attention_fwd does not look
+  // at them, nor at AuxTensor::gradient.
   TensorView dlse;           ///< like lse: incoming gradient of lse
   TensorView dbias;          ///< like bias
   TensorView dalibi_slopes;  ///< like alibi_slopes

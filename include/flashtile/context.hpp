@@ -26,18 +26,20 @@ class FLASHTILE_API Executor {
 
 /// Everything about a call that is not the problem: where and how it runs. A plain value; results
 /// never depend on it, except through `implementation` where implementations round differently.
+/// What is set is either honoured or refused.
 struct Context {
   /// Where the tensors are. Those of a call say it themselves: a device that is not theirs is an
   /// error, and the default leaves it to them. What explains a problem without tensors needs it.
   Device device;
-  void* stream = nullptr;  ///< a CUstream for CUDA tensors
+  void* stream = nullptr;  ///< a CUstream for CUDA tensors; null for others
   /// Memory for temporaries, at least Explanation::workspace_bytes, and up to 255 more where it
   /// does not start at a multiple of 256; null: the library allocates (on a CPU only).
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
-  /// Threads to use at most, or multiprocessors on a GPU; 0: all that there are.
+  /// Threads to use at most; 0: all that there are. CUDA tensors take 0 alone.
   int max_workers = 0;
-  /// Not owned; null: the default. Work that is not worth a second thread asks neither.
+  /// Not owned; null: the default. Work that is not worth a second thread asks neither. CUDA
+  /// tensors take none.
   Executor* executor = nullptr;
   /// Force one implementation, such as "attention_fwd_avx2", or "avx2" for whichever op is called;
   /// empty: the registry chooses. The environment variable FLASHTILE_IMPL does the same for calls

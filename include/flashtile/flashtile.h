@@ -160,7 +160,8 @@ enum {
 
 /* The arguments of both attention functions. include/flashtile/attention.hpp says what each means;
  * shapes stand beside the members. Tensors that are NULL are not given. A member that has a bit in
- * `present` counts when the bit is set, and must be 0 otherwise. */
+ * `present` counts when the bit is set, and must be 0 otherwise. Results and gradients of the other
+ * function are an error. */
 typedef struct flashtile_attention_args {
   uint32_t struct_size;
   int32_t reserved; /* 0 */
@@ -290,7 +291,8 @@ FLASHTILE_C_API flashtile_status flashtile_call_run(const flashtile_context* con
 /* *bytes becomes what the context's workspace must hold for a call, from an address on that is a
  * multiple of 256, for as many workers as the context allows. On a CPU a workspace may be left out;
  * on a GPU it is needed wherever *bytes is not 0. A call that nothing takes is an error, as it is
- * where it runs. Tensors without data will do, in a call where all are such. */
+ * where it runs. Tensors without data will do where all are such, and the context names their
+ * device. */
 FLASHTILE_C_API flashtile_status flashtile_call_workspace_bytes(const flashtile_context* context,
                                                                 const flashtile_call* call,
                                                                 uint64_t* bytes);

@@ -122,7 +122,7 @@ def attention(
         out, lse, max_logit, weights, dropout_mask: arrays to write results into; the last two are
             (batch, heads, seqlen_q, seqlen_k), f32 and u8, max_logit is (heads), f32.
         implementation: force one, such as "attention_fwd_avx2" or "avx2".
-        max_workers: threads (multiprocessors on a GPU) at most; 0: all.
+        max_workers: threads at most; 0: all, and on a GPU nothing else.
 
     Returns:
         out, like q with head_dim_v; or (out, lse) with lse (batch, heads, seqlen_q) or (heads,

@@ -110,6 +110,15 @@ CallContext::CallContext(const flashtile_context* context)
   if (copy_.executor_run == nullptr && copy_.executor_state != nullptr) {
     fail(kType, "executor_state is given without executor_run");
   }
+  if (copy_.device_type != 0 && copy_.device_type != FLASHTILE_CPU &&
+      copy_.device_type != FLASHTILE_CUDA) {
+    fail(kType, "device_type is ", copy_.device_type, ", expected ",
+         static_cast<int>(FLASHTILE_CPU), " (CPU) or ", static_cast<int>(FLASHTILE_CUDA),
+         " (CUDA)");
+  }
+  if (copy_.device_type == 0 && copy_.device_index != 0) {
+    fail(kType, "device_index is ", copy_.device_index, " without a device_type");
+  }
   if (copy_.max_workers < 0) {
     fail(kType, "max_workers is ", copy_.max_workers, ", expected at least 0");
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/fail.hpp"
 #include "core/shape_spec.hpp"
 #include "flashtile/error.hpp"
 
@@ -15,6 +16,13 @@ std::string device_text(const Device& device) {
                      : device.type == DeviceType::kCuda ? "cuda"
                                                         : "type " + std::to_string(type);
   return text + ":" + std::to_string(device.index);
+}
+
+constexpr std::string_view kDeviceTexts = "cpu:0 or cuda:N";
+
+/// There is one CPU, and GPUs are counted from 0.
+bool is_device(const Device& device) {
+  return device == Device{} || (device.type == DeviceType::kCuda && device.index >= 0);
 }
 
 /// One call under test; every error begins with the op's name.
@@ -107,6 +115,10 @@ class Checker {
 
   void check_devices() const {
     for (const GivenTensor& tensor : tensors_) {
+      if (!is_device(tensor.view.device)) {
+        fail("device of " + tensor.name() + " is " + device_text(tensor.view.device) +
+             ", expected " + std::string(kDeviceTexts));
+      }
       if (tensor.view.device == tensors_.front().view.device) continue;
       fail("device of " + tensor.name() + " is " + device_text(tensor.view.device) + ", of " +
            tensors_.front().name() + " " + device_text(tensors_.front().view.device));
@@ -205,11 +217,32 @@ Sizes validate_call(const OpSpec& spec, const void* args) {
   return Checker(spec, args).run(/*has_memory=*/true);
 }
 
-void check_context_device(std::string_view op, const Device& of_tensors, const Context& context) {
-  if (context.device == Device{} || context.device == of_tensors) return;
-  throw Error(ErrorCode::kInvalidArgument, std::string(op) + ": tensors are on " +
-                                               device_text(of_tensors) + ", the context says " +
-                                               device_text(context.device));
+void check_context(std::string_view op, const Device& of_tensors, const Context& context) {
+  const bool is_cpu = of_tensors.type == DeviceType::kCpu;
+  // Where tensors say something else, that is checked with them.
+  if (context.device == of_tensors && !is_device(of_tensors)) {
+    fail(op, "the context says ", device_text(of_tensors), ", expected ", kDeviceTexts);
+  }
+  if (context.device != Device{} && context.device != of_tensors) {
+    fail(op, "tensors are on ", device_text(of_tensors), ", the context says ",
+         device_text(context.device));
+  }
+  if (context.max_workers < 0) {
+    fail(op, "max_workers is ", context.max_workers, ", expected at least 0");
+  }
+  if (!is_cpu && context.max_workers > 0) {
+    fail(op, "max_workers is ", context.max_workers,
+         ", expected 0 for tensors on a GPU, all of whose multiprocessors are used");
+  }
+  if (!is_cpu && context.executor != nullptr) {
+    fail(op, "an executor is given, expected none for tensors on a GPU");
+  }
+  if (is_cpu && context.stream != nullptr) {
+    fail(op, "a stream is given, expected none for tensors on the CPU");
+  }
+  if (context.workspace == nullptr && context.workspace_bytes != 0) {
+    fail(op, "workspace_bytes is ", context.workspace_bytes, ", but workspace is null");
+  }
 }
 
 Sizes validate_shapes(const OpSpec& spec, const void* args) {

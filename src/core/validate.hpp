@@ -21,7 +21,8 @@ bool views_overlap(const TensorView& a, const TensorView& b, int64_t max_work = 
 /// True when two different indices of a view are the same element.
 bool overlaps_itself(const TensorView& view, int64_t max_work = 1 << 20);
 
-/// Throws Error where the context names a device (not the default one) and tensors are elsewhere.
-void check_context_device(std::string_view op, const Device& of_tensors, const Context& context);
+/// Throws Error where the context asks for what a call with tensors on that device does not heed:
+/// another device, a stream on the CPU, threads or a pool on a GPU, a workspace without memory.
+void check_context(std::string_view op, const Device& of_tensors, const Context& context);
 
 }  // namespace flashtile

@@ -476,6 +476,35 @@ TEST(Capi, CallerPoolsRunTheTasks) {
   EXPECT_EQ(flashtile_attention_fwd(&context, &args), FLASHTILE_INVALID_ARGUMENT);
 }
 
+TEST(CapiContext, WhatACallDoesNotHeedIsAnError) {
+  std::array<float, 8> q{};
+  const int64_t shape[] = {1, 1, 1, 8};
+  std::array<float, 8> out{};
+  const flashtile_tensor in = flashtile_cpu_tensor(q.data(), FLASHTILE_F32, 4, shape);
+  const flashtile_tensor to = flashtile_cpu_tensor(out.data(), FLASHTILE_F32, 4, shape);
+  flashtile_attention_args args = fresh_args();
+  args.q = args.k = args.v = &in;
+  args.out = &to;
+  const auto error_with = [&](auto change) -> std::string {
+    flashtile_context context;
+    flashtile_context_init(&context, sizeof(context));
+    EXPECT_EQ(flashtile_attention_fwd(&context, &args), FLASHTILE_OK) << flashtile_last_error();
+    change(context);
+    EXPECT_EQ(flashtile_attention_fwd(&context, &args), FLASHTILE_INVALID_ARGUMENT);
+    return flashtile_last_error();
+  };
+  EXPECT_EQ(error_with([](flashtile_context& c) { c.device_type = 7; }),
+            "flashtile_context: device_type is 7, expected 1 (CPU) or 2 (CUDA)");
+  EXPECT_EQ(error_with([](flashtile_context& c) { c.device_type = 0, c.device_index = 2; }),
+            "flashtile_context: device_index is 2 without a device_type");
+  EXPECT_EQ(error_with([](flashtile_context& c) { c.device_index = 1; }),
+            "attention_fwd: tensors are on cpu:0, the context says cpu:1");
+  EXPECT_EQ(error_with([](flashtile_context& c) { c.workspace_bytes = 5; }),
+            "attention_fwd: workspace_bytes is 5, but workspace is null");
+  EXPECT_EQ(error_with([&](flashtile_context& c) { c.stream = &args; }),
+            "attention_fwd: a stream is given, expected none for tensors on the CPU");
+}
+
 TEST(CapiInfo, TablesAreEnumerated) {
   ASSERT_EQ(flashtile_num_ops(), all_ops().size());
   for (size_t op_idx = 0; op_idx < flashtile_num_ops(); ++op_idx) {

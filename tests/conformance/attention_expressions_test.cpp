@@ -129,7 +129,8 @@ const std::vector<ProblemParam> kSomeGradients = {
     {"attention_bwd:b1:hq2:sq40:sk150:d16:score='score + t[k_idx] * u[head]':aux.t[sk]:aux.u[hq]:"
      "daux.t=none:dq=none:dk=none:dv=none"},
     {"attention_bwd:b1:hq2:sq40:sk150:d16:mask='m[k_idx] > 0.0':aux.m[sk]"},
-    {"attention_bwd:b1:hq2:sq40:sk150:d16:score='score * t[head]':aux.t[hq]:aux.unread[5]:dlse"},
+    {"attention_bwd:b1:hq2:sq40:sk150:d16:score='1 ? score * t[head] : unread[0]':aux.t[hq]:"
+     "aux.unread[5]:dlse"},
 };
 
 class AttentionExpressions : public testing::TestWithParam<ProblemParam> {};

@@ -287,6 +287,14 @@ std::vector<Case> dtype_and_memory_cases() {
        [](C& c) {
          c.args.k.device = {DeviceType::kCuda, 0};
        }},
+      {"SecondCpu",
+       {"device of q is cpu:3", "cpu:0 or cuda:N"},
+       [](C& c) { c.args.q.device.index = 3; }},
+      {"UnknownDevice",
+       {"device of k is type 7:0", "cpu:0 or cuda:N"},
+       [](C& c) {
+         c.args.k.device = {DeviceType{7}, 0};
+       }},
       {"OutIsAnInput",
        {"output out shares memory with q"},
        [](C& c) { c.args.out = c.args.q; },
@@ -356,6 +364,19 @@ std::vector<Case> length_cases() {
          c.pack_queries({0, 5, 12});
          c.args.max_seqlen_q = 6;
        }},
+      {"MaxSeqlenOfUnpackedQueries",
+       {"max_seqlen_q is given without cu_seqlens_q"},
+       [](C& c) { c.args.max_seqlen_q = 6; }},
+      {"MaxSeqlenOfUnpackedKeys",
+       {"max_seqlen_k is given without cu_seqlens_k"},
+       [](C& c) { c.args.max_seqlen_k = 10; }},
+      {"MaxSeqlenOfPages",
+       {"max_seqlen_k is given without cu_seqlens_k"},
+       [](C& c) {
+         c.page({0, 1, 2, 3});
+         c.args.max_seqlen_k = 16;
+       },
+       Ops::kForward},
       {"SequsedBeyondTheKeys",
        {"seqused_k[1] is 11", "0 to 10"},
        [](C& c) {
@@ -539,6 +560,57 @@ std::vector<Case> option_cases() {
        }},
       {"BadScore", {"score expression", "column 9"}, [](C& c) { c.args.score = "score * "; }},
       {"MissingParam", {"param.t"}, [](C& c) { c.args.score = "score * param.t"; }},
+      {"ParamThatNobodyReads",
+       {"param.y is given, but read by no expression"},
+       [](C& c) {
+         c.args.score = "score * param.x";
+         c.args.params = {{"x", 1}, {"y", 1}};
+       }},
+      {"ParamWithoutExpressions",
+       {"param.x is given, but read by no expression"},
+       [](C& c) {
+         c.args.params = {{"x", 1}};
+       }},
+      {"AuxThatNobodyReads",
+       {"aux.u is given, but read by no expression"},
+       [](C& c) {
+         c.args.mask = "t[k_idx] >= 0.0";
+         const TensorView t = c.zeros(DType::kF32, {10});
+         c.args.aux = {{"t", t, {}}, {"u", t, {}}};
+       }},
+      {"AuxCalledAsAVariable",
+       {"aux.head is given, but read by no expression"},
+       [](C& c) {
+         c.args.mask = "head >= 0";
+         c.args.aux = {{"head", c.zeros(DType::kI32, {4}), {}}};
+       }},
+      {"TwoParamsOfOneName",
+       {"two params are called 'x'"},
+       [](C& c) {
+         c.args.score = "score * param.x";
+         c.args.params = {{"x", 1}, {"x", 2}};
+       }},
+      {"ParamCalledAsTheSoftcapInside",
+       {"a param is called '.softcap'", "letters"},
+       [](C& c) {
+         c.args.softcap = 30;
+         c.args.params = {{".softcap", 0.001}};
+       }},
+      {"ParamWithoutName",
+       {"a param is called ''"},
+       [](C& c) {
+         c.args.params = {{"", 1}};
+       }},
+      {"AuxWithABlankInItsName",
+       {"an aux tensor is called 'my t'"},
+       [](C& c) {
+         c.args.aux = {{"my t", c.zeros(DType::kF32, {10}), {}}};
+       }},
+      {"AuxCalledAsTheBiasInside",
+       {"an aux tensor is called '.bias'"},
+       [](C& c) {
+         c.args.aux = {{".bias", c.zeros(DType::kF32, {10}), {}}};
+       }},
       {"TwoAuxOfOneName",
        {"two aux tensors are called 't'"},
        [](C& c) {
@@ -681,24 +753,14 @@ TEST(UnknownImplementation, IsAnErrorThatNamesIt) {
   }
 }
 
-TEST(ContextDevice, OtherThanThatOfTheTensorsIsAnError) {
+TEST(MentionedNames, AreReadAlsoWhereTheyHaveNoEffect) {
   for (const bool is_backward : {false, true}) {
     ValidCall call(is_backward);
-    Context context;
-    context.device = {DeviceType::kCuda, 1};
-    const auto text_of = [&](auto what) -> std::string {
-      try {
-        what();
-      } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-        return error.what();
-      }
-      return "no error";
-    };
-    const std::string expected = std::string(attention_op_name(is_backward)) +
-                                 ": tensors are on cpu:0, the context says cuda:1";
-    EXPECT_EQ(text_of([&] { run_attention(call.args, is_backward, context); }), expected);
-    EXPECT_EQ(text_of([&] { explain_attention(call.args, is_backward, context); }), expected);
+    call.args.mask = "1 || t[k_idx] > 0.0";
+    call.args.score = "1 ? score : score * param.x";
+    call.args.aux = {{"t", call.zeros(DType::kF32, {10}), {}}};
+    call.args.params = {{"x", 3}};
+    EXPECT_NO_THROW(call.run());
   }
 }
 

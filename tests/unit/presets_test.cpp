@@ -58,11 +58,27 @@ class PresetsTest : public testing::Test {
  protected:
   PresetsTest() {
     for (int32_t j = 0; j < kSeqlenK; ++j) document_.push_back(j / 23);
-    options_.aux = {{"prefix", {prefix_.data(), DType::kI32, {kBatch}}, {}},
-                    {"document", {document_.data(), DType::kI32, {kSeqlenK}}, {}},
-                    {"slopes", {slopes_.data(), DType::kF32, {kHeads}}, {}},
-                    {"table", {table_.data(), DType::kF32, {kHeads, kTable}}, {}}};
-    options_.params = {{"window_left", 13}, {"window_right", 2}, {"chunk", 24}, {"softcap", 3}};
+  }
+
+  /// Options with these texts, and what they read.
+  AttentionOptions options_of(const std::string& mask, const std::string& score) {
+    const AuxTensor tensors[] = {{"prefix", {prefix_.data(), DType::kI32, {kBatch}}, {}},
+                                 {"document", {document_.data(), DType::kI32, {kSeqlenK}}, {}},
+                                 {"slopes", {slopes_.data(), DType::kF32, {kHeads}}, {}},
+                                 {"table", {table_.data(), DType::kF32, {kHeads, kTable}}, {}}};
+    const ScalarParam scalars[] = {
+        {"window_left", 13}, {"window_right", 2}, {"chunk", 24}, {"softcap", 3}};
+    AttentionOptions options;
+    options.mask = mask;
+    options.score = score;
+    const std::string texts = mask + " " + score;
+    for (const AuxTensor& tensor : tensors) {
+      if (texts.find(tensor.name + "[") != std::string::npos) options.aux.push_back(tensor);
+    }
+    for (const ScalarParam& scalar : scalars) {
+      if (texts.find("param." + scalar.name) != std::string::npos) options.params.push_back(scalar);
+    }
+    return options;
   }
 
   std::vector<Mask> all_masks() {
@@ -147,9 +163,9 @@ class PresetsTest : public testing::Test {
     return out;
   }
 
-  void expect_means(const Sees& sees, const Score& score) {
+  void expect_means(const AttentionOptions& options, const Sees& sees, const Score& score) {
     for (const std::string& implementation : implementations("attention_fwd")) {
-      const std::vector<float> out = run(options_, implementation);
+      const std::vector<float> out = run(options, implementation);
       double error = 0;
       for (int64_t b = 0; b < kBatch; ++b) {
         for (int64_t h = 0; h < kHeads; ++h) {
@@ -176,35 +192,34 @@ class PresetsTest : public testing::Test {
   std::vector<int32_t> document_;
   std::vector<float> slopes_ = {0.25f, 0.0625f};
   std::vector<float> table_ = noises(kHeads * kTable, 4);
-  AttentionOptions options_;
 };
 
 TEST_F(PresetsTest, MasksMeanWhatTheySay) {
   for (const Mask& mask : all_masks()) {
     SCOPED_TRACE(mask.name);
-    options_.mask = mask.text;
-    expect_means(mask.sees, [](double s, const Place&) { return s; });
+    expect_means(options_of(mask.text, ""), mask.sees, [](double s, const Place&) { return s; });
   }
 }
 
 TEST_F(PresetsTest, ScoresMeanWhatTheySay) {
   for (const ScoreRule& rule : all_scores()) {
     SCOPED_TRACE(rule.name);
-    options_.score = rule.text;
-    expect_means([](const Place&) { return true; }, rule.score);
+    expect_means(
+        options_of("", rule.text), [](const Place&) { return true; }, rule.score);
   }
 }
 
 TEST_F(PresetsTest, SlopesMayDifferBySequence) {
   std::vector<float> slopes = {0.5f, 0.25f, 0.125f, 0.0f};
-  options_.aux = {{"slopes", {slopes.data(), DType::kF32, {kBatch, kHeads}}, {}}};
-  options_.params.clear();
-  options_.score = presets::kAlibiBatchHeads;
-  expect_means([](const Place&) { return true; },
-               [&](double s, const Place& at) {
-                 const float slope = slopes[static_cast<size_t>(at.b * kHeads + at.h)];
-                 return s - static_cast<double>(slope) * static_cast<double>(std::abs(at.p - at.j));
-               });
+  AttentionOptions options;
+  options.aux = {{"slopes", {slopes.data(), DType::kF32, {kBatch, kHeads}}, {}}};
+  options.score = presets::kAlibiBatchHeads;
+  expect_means(
+      options, [](const Place&) { return true; },
+      [&](double s, const Place& at) {
+        const float slope = slopes[static_cast<size_t>(at.b * kHeads + at.h)];
+        return s - static_cast<double>(slope) * static_cast<double>(std::abs(at.p - at.j));
+      });
 }
 
 /// Seen pairs of a rectangle of one head of sequence b.
@@ -223,8 +238,7 @@ TEST_F(PresetsTest, BlocksAreVisitedWhereSomethingIsSeenAndNowhereElse) {
   for (const Mask& mask : all_masks()) {
     SCOPED_TRACE(mask.name);
     AttentionArgs args;
-    static_cast<AttentionOptions&>(args) = options_;
-    args.mask = mask.text;
+    static_cast<AttentionOptions&>(args) = options_of(mask.text, "");
     args.q = view(q_, kSeqlenQ);
     args.k = view(k_, kSeqlenK);
     args.v = view(v_, kSeqlenK);
@@ -267,8 +281,7 @@ TEST_F(PresetsTest, OptionsGiveTheBitsOfTheirPresets) {
 
     option = {};
     option.attention_chunk = 24;
-    preset.mask = presets::kChunk;
-    preset.params = options_.params;
+    preset = options_of(std::string(presets::kChunk), "");
     EXPECT_EQ(run(option, implementation), run(preset, implementation));
   }
 }

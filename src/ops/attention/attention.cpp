@@ -44,7 +44,7 @@ AttentionProblem problem_to_explain(const AttentionArgs& args, bool is_backward,
   AttentionProblem problem = is_call ? make_attention_problem(args, is_backward)
                                      : make_attention_problem_from_shapes(args, is_backward);
   if (!is_call) problem.device = context.device;
-  check_context_device(attention_op_name(is_backward), problem.device, context);
+  check_context(attention_op_name(is_backward), problem.device, context);
   choose_gpu(attention_op_name(is_backward), context, problem);
   return problem;
 }
@@ -129,7 +129,7 @@ void run_attention(const AttentionArgs& args, bool is_backward, const Context& c
   if (!context.arch.empty()) {
     fail(op, "arch is '", context.arch, "', but only explain takes one");
   }
-  if (args.q) check_context_device(op, args.q.device, context);
+  if (args.q) check_context(op, args.q.device, context);
   if (args.q.device.type == DeviceType::kCuda) {
     run_on_gpu(args, is_backward, context);
     return;

@@ -5,9 +5,11 @@
 #include <bit>
 #include <cmath>
 #include <sstream>
+#include <tuple>
 
 #include "core/count.hpp"
 #include "core/fail.hpp"
+#include "core/text.hpp"
 #include "core/validate.hpp"
 #include "ops/attention/append.hpp"
 #include "ops/attention/host_data.hpp"
@@ -138,6 +140,13 @@ void check_combinations(std::string_view op, const AttentionArgs& args, bool is_
   if (!args.block_counts && (args.block_rows != 0 || args.block_cols != 0)) {
     fail(op, "block_rows and block_cols need block_counts and block_indices");
   }
+  for (const auto& [which, stated, is_packed] :
+       {std::tuple{"q", &args.max_seqlen_q, bool(args.cu_seqlens_q)},
+        std::tuple{"k", &args.max_seqlen_k, bool(args.cu_seqlens_k)}}) {
+    if (*stated && !is_packed) {
+      fail(op, "max_seqlen_", which, " is given without cu_seqlens_", which);
+    }
+  }
   if (!(args.dropout_p < 1)) fail(op, "dropout_p is ", args.dropout_p, ", expected below 1");
   if (args.softmax_scale && !std::isfinite(*args.softmax_scale)) {
     fail(op, "softmax_scale is ", *args.softmax_scale, ", expected a finite number");
@@ -194,9 +203,26 @@ void check_score_shapes(std::string_view op, const AttentionProblem& problem,
   }
 }
 
+/// Texts can read no other name, and those with a dot are the library's own.
+void check_name(std::string_view op, std::string_view what, const std::string& name) {
+  if (is_identifier(name)) return;
+  fail(op, what, " is called '", name, "', expected letters, digits and _, no digit first");
+}
+
+void check_params(std::string_view op, const AttentionArgs& args) {
+  for (size_t n = 0; n < args.params.size(); ++n) {
+    const std::string& name = args.params[n].name;
+    check_name(op, "a param", name);
+    for (size_t other = 0; other < n; ++other) {
+      if (args.params[other].name == name) fail(op, "two params are called '", name, "'");
+    }
+  }
+}
+
 std::vector<variant::AuxSignature> aux_signatures(std::string_view op, const AttentionArgs& args) {
   std::vector<variant::AuxSignature> signatures;
   for (const AuxTensor& aux : args.aux) {
+    check_name(op, "an aux tensor", aux.name);
     for (const variant::AuxSignature& other : signatures) {
       if (other.name == aux.name) fail(op, "two aux tensors are called '", aux.name, "'");
     }
@@ -221,10 +247,12 @@ std::vector<variant::AuxSignature> aux_signatures(std::string_view op, const Att
 }
 
 void set_expressions(std::string_view op, AttentionProblem& problem, const AttentionArgs& args) {
+  check_params(op, args);
   const std::vector<variant::AuxSignature> signatures = aux_signatures(op, args);
+  variant::Mentions mentions;
   const auto parsed = [&](std::string_view text, auto parse) {
     try {
-      return parse(text, signatures);
+      return parse(text, signatures, &mentions);
     } catch (const Error& error) {
       throw Error(error.code(), std::string(op) + ": " + error.what());
     }
@@ -238,6 +266,13 @@ void set_expressions(std::string_view op, AttentionProblem& problem, const Atten
       if (!is_given) fail(op, "param.", name, " is read by an expression, but not given");
     }
   }
+  const auto check_read = [&](std::string_view family, const std::string& name,
+                              const std::vector<std::string>& read) {
+    if (std::find(read.begin(), read.end(), name) != read.end()) return;
+    fail(op, family, ".", name, " is given, but read by no expression");
+  };
+  for (const AuxTensor& aux : args.aux) check_read("aux", aux.name, mentions.aux);
+  for (const ScalarParam& param : args.params) check_read("param", param.name, mentions.params);
 }
 
 void set_options(AttentionProblem& problem, const AttentionArgs& args) {

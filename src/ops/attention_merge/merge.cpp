@@ -75,7 +75,7 @@ void run(const MergeArgs& args, const Context& context) {
     fail(kOp, "arch is '", context.arch, "', but only explain takes one");
   }
   const MergeProblem problem = make_problem(args, /*has_data=*/true);
-  check_context_device(kOp, problem.device, context);
+  check_context(kOp, problem.device, context);
   const MergeImplementation& chosen = select(kOp, all_implementations(), problem, context);
   if (problem.device.type == DeviceType::kCpu) check_lse(problem, args);
   chosen.launch(problem, chosen.plan(problem), args, context);
@@ -131,7 +131,7 @@ OpSpec make_spec() {
     const bool has_data = merge.out_parts.data != nullptr;
     MergeProblem problem = make_problem(merge, has_data);
     if (!has_data) problem.device = context.device;
-    check_context_device(kOp, problem.device, context);
+    check_context(kOp, problem.device, context);
     return explain_selection(kOp, all_implementations(), problem, context);
   };
   spec.list_implementations = [](DeviceType device) {

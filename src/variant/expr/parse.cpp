@@ -57,10 +57,12 @@ std::string plural(int count, const std::string& noun) {
 
 class Parser {
  public:
-  Parser(std::string_view text, std::span<const AuxSignature> aux, bool is_score)
+  Parser(std::string_view text, std::span<const AuxSignature> aux, bool is_score,
+         Mentions* mentions)
       : what_(is_score ? "score expression" : "mask expression"),
         aux_(aux),
         is_score_(is_score),
+        mentions_(mentions),
         tokens_(tokenize(text, what_)) {}
 
   Expr run() {
@@ -200,6 +202,7 @@ class Parser {
     if (token.kind != TokenKind::kName) {
       fail(token, "expected the name of a parameter after 'param.', found " + quoted(token));
     }
+    if (mentions_ != nullptr) mentions_->params.emplace_back(token.text);
     return builder_.param(token.text);
   }
 
@@ -249,7 +252,12 @@ class Parser {
         fail(columns_[n], "an index of aux tensor " + quoted(token) + " is a float; use int()");
       }
     }
-    return builder_.load(*aux, index);
+    return load(*aux, index);
+  }
+
+  Id load(const AuxSignature& aux, std::span<const Id> index) {
+    if (mentions_ != nullptr) mentions_->aux.push_back(aux.name);
+    return builder_.load(aux, index);
   }
 
   Id name(const Token& token) {
@@ -267,7 +275,7 @@ class Parser {
     }
     if (token.text == "param") fail(token, "'param' is used as param.NAME");
     const auto aux = std::ranges::find(aux_, token.text, &AuxSignature::name);
-    if (aux != aux_.end() && aux->rank == 0) return builder_.load(*aux, {});
+    if (aux != aux_.end() && aux->rank == 0) return load(*aux, {});
     if (aux != aux_.end()) {
       fail(token, "aux tensor " + quoted(token) + " needs " +
                       (aux->rank == 1 ? "an index" : std::to_string(aux->rank) + " indices") +
@@ -285,6 +293,7 @@ class Parser {
   std::string_view what_;
   std::span<const AuxSignature> aux_;
   bool is_score_;
+  Mentions* mentions_;
   std::vector<Token> tokens_;
   std::vector<Token> columns_;  // where the items of the last list begin
   size_t at_ = 0;
@@ -294,12 +303,12 @@ class Parser {
 
 }  // namespace
 
-Expr parse_score(std::string_view text, std::span<const AuxSignature> aux) {
-  return Parser(text, aux, /*is_score=*/true).run();
+Expr parse_score(std::string_view text, std::span<const AuxSignature> aux, Mentions* mentions) {
+  return Parser(text, aux, /*is_score=*/true, mentions).run();
 }
 
-Expr parse_mask(std::string_view text, std::span<const AuxSignature> aux) {
-  return Parser(text, aux, /*is_score=*/false).run();
+Expr parse_mask(std::string_view text, std::span<const AuxSignature> aux, Mentions* mentions) {
+  return Parser(text, aux, /*is_score=*/false, mentions).run();
 }
 
 }  // namespace flashtile::variant
