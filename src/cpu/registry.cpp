@@ -46,7 +46,7 @@ std::string refuse(const AttentionProblem& problem) {
   for (const TensorLayout* layout : {&problem.bias, &problem.lse}) {
     if (layout->dtype == DType::kF64) return "computes in float32; it reads and writes no f64";
   }
-  return {};
+  return problem.beyond_float;
 }
 
 template <size_t index>

@@ -89,6 +89,7 @@ std::string refuse_attention(const AttentionProblem& problem) {
   for (const TensorLayout* layout : {&problem.bias, &problem.lse}) {
     if (layout->dtype == DType::kF64) return "computes in float32; it reads and writes no f64";
   }
+  if (!problem.beyond_float.empty()) return problem.beyond_float;
   const ExpressionInputs inputs = expression_inputs(problem);
   if (inputs.aux.size() > kMaxAux) {
     return "takes at most " + std::to_string(kMaxAux) + " aux tensors, here are " +

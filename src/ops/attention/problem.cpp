@@ -310,6 +310,31 @@ void set_options(AttentionProblem& problem, const AttentionArgs& args) {
   problem.wants_sink_gradient = bool(args.dsink);
 }
 
+/// Scalars from 2^127 on are infinite in float32, or become that when a kernel turns them to
+/// powers of two. An infinity that the caller wrote stays what it is.
+bool is_beyond_float(double value) { return std::isfinite(value) && std::abs(value) >= 0x1p127; }
+
+std::string find_beyond_float(const AttentionProblem& problem, const AttentionArgs& args) {
+  const auto text = [](const std::string& name, double value) {
+    return name + " is " + float_text(value) + "; computes in float32, which takes up to 2^127";
+  };
+  if (is_beyond_float(problem.softmax_scale)) return text("softmax_scale", problem.softmax_scale);
+  if (problem.softcap && is_beyond_float(*problem.softcap)) {
+    return text("softcap", *problem.softcap);
+  }
+  for (const ScalarParam& param : args.params) {
+    if (is_beyond_float(param.value)) return text("param." + param.name, param.value);
+  }
+  for (const variant::Expr* expr : {&problem.user_score, &problem.user_mask}) {
+    for (const variant::Node& node : expr->nodes) {
+      if (node.op == variant::Op::kFloatConst && is_beyond_float(node.float_value)) {
+        return text("a number of an expression", node.float_value);
+      }
+    }
+  }
+  return {};
+}
+
 void set_layouts(AttentionProblem& problem, const AttentionArgs& args) {
   problem.q = layout_of(args.q);
   problem.k = layout_of(args.k);
@@ -347,6 +372,7 @@ AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool 
   set_options(problem, args);
   check_score_shapes(op, problem, args);
   set_expressions(op, problem, args);
+  problem.beyond_float = find_beyond_float(problem, args);
   set_layouts(problem, args);
   if (has_data && problem.device.type == DeviceType::kCpu) {
     check_attention_host_data(op, problem, args);

@@ -88,6 +88,10 @@ struct AttentionProblem {
   Dropout dropout;
   bool deterministic = false;
 
+  /// A scalar that kernels in float32 cannot compute with, for a person: "softcap is 1e+39, ...";
+  /// empty: none.
+  std::string beyond_float;
+
   variant::Expr user_score;  ///< empty: none
   variant::Expr user_mask;   ///< empty: none
 
