@@ -103,13 +103,22 @@ std::string limit_text(double limit) {
   return float_text(limit);
 }
 
+std::string low_text(const OptionSpec& row) {
+  return (row.min_is_open ? "more than " : "at least ") + limit_text(row.min_value);
+}
+
 std::string limits_text(const OptionSpec& row) {
-  // Limits near the ends of the type say nothing that its name does not say.
-  constexpr double kHuge = 9e18;
-  const bool has_min = std::abs(row.min_value) < kHuge;
-  const bool has_max = std::abs(row.max_value) < kHuge;
-  const std::string low =
-      (row.min_is_open ? "more than " : "at least ") + limit_text(row.min_value);
+  // Limits at the ends of the type say nothing that its name does not say, but that a float is not
+  // infinite.
+  const bool is_float = row.type == OptionType::kFloat;
+  constexpr double kLargest = std::numeric_limits<double>::max();
+  const bool has_min = row.min_value > (is_float ? -kLargest : -kIntEnd);
+  const bool has_max =
+      row.max_value < (is_float ? kLargest : row.type == OptionType::kUint ? kUintEnd : kIntEnd);
+  if (is_float && !has_max && row.max_value == kLargest) {
+    return has_min ? "a finite number, " + low_text(row) : "a finite number";
+  }
+  const std::string low = low_text(row);
   const std::string high =
       (row.max_is_open ? "less than " : "at most ") + limit_text(row.max_value);
   if (has_min && has_max) return low + " and " + high;

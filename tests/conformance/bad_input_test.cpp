@@ -535,7 +535,18 @@ std::vector<Case> option_cases() {
       {"SoftcapOfZero", {"softcap is 0"}, [](C& c) { c.args.softcap = 0; }},
       {"SoftcapOfNan", {"softcap is nan"}, [](C& c) { c.args.softcap = kNan; }},
       {"ScaleOfNan", {"softmax_scale is nan"}, [](C& c) { c.args.softmax_scale = kNan; }},
-      {"ScaleOfInfinity", {"softmax_scale is inf"}, [](C& c) { c.args.softmax_scale = kInf; }},
+      {"ScaleOfInfinity",
+       {"softmax_scale is inf, expected a finite number"},
+       [](C& c) { c.args.softmax_scale = kInf; }},
+      {"SoftcapOfInfinity",
+       {"softcap is inf, expected a finite number, at least 1e-30"},
+       [](C& c) { c.args.softcap = kInf; }},
+      {"ParamOfInfinity",
+       {"param.x is -inf, expected a finite number"},
+       [](C& c) {
+         c.args.score = "score * param.x";
+         c.args.params = {{"x", -kInf}};
+       }},
       {"DropoutOfOne", {"dropout_p is 1", "below 1"}, [](C& c) { c.args.dropout_p = 1; }},
       {"NegativeDropout", {"dropout_p is -0.1"}, [](C& c) { c.args.dropout_p = -0.1; }},
       {"DropoutOfNan", {"dropout_p is nan"}, [](C& c) { c.args.dropout_p = kNan; }},
@@ -546,7 +557,8 @@ std::vector<Case> option_cases() {
          c.args.dropout_offset = int64_t{1} << 32;
        }},
       {"QueryOffsetThatOverflows",
-       {"query_offset is 9223372036854775807"},
+       {"query_offset is 9223372036854775807",
+        "at least -4503599627370496 and at most 4503599627370496"},
        [](C& c) { c.args.query_offset = INT64_MAX; }},
       {"UnknownName", {"mask expression", "column 1", "'frobnicate'"}, mask("frobnicate > 0")},
       {"OpenBracket", {"mask expression", "column", "'('"}, mask("(k_idx > 0")},

@@ -106,5 +106,33 @@ TEST(ScalarsBeyondFloat, AreNoInfinitiesOfATextNorWholeNumbers) {
   }
 }
 
+TEST(LargestInteger, IsNoBoundOfWindowsChunksAndBlocks) {
+  for (const int64_t largest : {INT64_MAX, INT64_MAX - 1, int64_t{1} << 62}) {
+    const Inputs plain = small_inputs();
+    Inputs window = plain;
+    window.options.window_left = window.options.window_right = largest;
+    Inputs causal = plain;
+    causal.options.causal = true;
+    Inputs causal_window = causal;
+    causal_window.options.window_left = largest;
+    Inputs chunk = plain;
+    chunk.options.attention_chunk = largest;
+    const Tensor counts = Tensor::of(DType::kI32, {1, 1, 1}, std::vector<double>{1});
+    const Tensor indices = Tensor::of(DType::kI32, {1, 1, 1, 1}, std::vector<double>{0});
+    Inputs blocks = plain;
+    blocks.options.block_counts = counts;
+    blocks.options.block_indices = indices;
+    blocks.options.block_rows = blocks.options.block_cols = largest;
+    for (const std::string& implementation : all_implementations()) {
+      const Results all = run(plain, implementation);
+      EXPECT_EQ(differing(run(window, implementation), all), "") << implementation;
+      EXPECT_EQ(differing(run(chunk, implementation), all), "") << implementation;
+      EXPECT_EQ(differing(run(blocks, implementation), all), "") << implementation;
+      EXPECT_EQ(differing(run(causal_window, implementation), run(causal, implementation)), "")
+          << implementation;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashtile::test

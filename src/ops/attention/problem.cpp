@@ -14,6 +14,7 @@
 #include "ops/attention/append.hpp"
 #include "ops/attention/host_data.hpp"
 #include "variant/expr/parse.hpp"
+#include "variant/position_mask.hpp"
 
 namespace flashtile {
 namespace {
@@ -195,7 +196,7 @@ void check_score_shapes(std::string_view op, const AttentionProblem& problem,
     }
   }
   if (args.block_counts) {
-    const int64_t num_rows = (problem.max_seqlen_q + args.block_rows - 1) / args.block_rows;
+    const int64_t num_rows = (problem.max_seqlen_q + problem.block_rows - 1) / problem.block_rows;
     if (args.block_counts.shape[2] < num_rows) {
       fail(op, "block_counts has ", args.block_counts.shape[2], " query blocks of ",
            args.block_rows, " rows for up to ", problem.max_seqlen_q, " queries");
@@ -275,19 +276,26 @@ void set_expressions(std::string_view op, AttentionProblem& problem, const Atten
   for (const ScalarParam& param : args.params) check_read("param", param.name, mentions.params);
 }
 
+/// A window or chunk that is longer than anything, INT64_MAX too, is one that sees everything.
+std::optional<int64_t> unbounded_at_most(const std::optional<int64_t>& length) {
+  if (!length) return length;
+  return std::min<int64_t>(*length, variant::PositionMask::kUnbounded);
+}
+
 void set_options(AttentionProblem& problem, const AttentionArgs& args) {
   problem.softmax_scale =
       args.softmax_scale.value_or(1 / std::sqrt(static_cast<double>(problem.head_dim)));
   problem.softcap = args.softcap;
   problem.query_offset = args.query_offset;
-  problem.window_left = args.window_left;
-  problem.window_right = args.causal ? std::optional<int64_t>(0) : args.window_right;
-  problem.attention_chunk = args.attention_chunk;
+  problem.window_left = unbounded_at_most(args.window_left);
+  problem.window_right =
+      args.causal ? std::optional<int64_t>(0) : unbounded_at_most(args.window_right);
+  problem.attention_chunk = unbounded_at_most(args.attention_chunk);
   problem.has_alibi = bool(args.alibi_slopes);
   problem.has_sink = bool(args.sink);
   problem.has_block_list = bool(args.block_counts);
-  problem.block_rows = args.block_rows;
-  problem.block_cols = args.block_cols;
+  problem.block_rows = std::min(args.block_rows, kMaxLength);
+  problem.block_cols = std::min(args.block_cols, kMaxLength);
   problem.deterministic = args.deterministic;
   if (args.dropout_p > 0) {
     // nearbyint rounds halves to even, as the definition of the threshold wants.

@@ -229,7 +229,7 @@ std::vector<std::string> param_suffixes(const void* args) {
 }
 
 constexpr double kMaxFloat = 1.7976931348623157e308;
-constexpr double kMaxInt = 9.2e18;
+constexpr double kMaxInt = 9223372036854775808.0;  // 2^63: no limit of 64-bit integers
 constexpr double kMaxOffset = 4503599627370496.0;  // 2^52: sums with lengths stay exact
 constexpr double kMinSoftcap = 1e-30;
 

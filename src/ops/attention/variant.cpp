@@ -6,6 +6,7 @@
 #include "flashtile/presets.hpp"
 #include "variant/expr/parse.hpp"
 #include "variant/expr/substitute.hpp"
+#include "variant/position_mask.hpp"
 
 namespace flashtile {
 namespace {
@@ -86,7 +87,7 @@ std::vector<TensorView> bound_aux(const Expr& expr, const AttentionArgs& args) {
 
 std::vector<double> bound_params(const Expr& expr, const AttentionArgs& args) {
   // Window bounds are exact in a double up to 2^53; a larger one sees everything either way.
-  static constexpr int64_t kLargest = int64_t{1} << 52;
+  static constexpr int64_t kLargest = variant::PositionMask::kUnbounded;
   const auto whole = [](const std::optional<int64_t>& value) {
     return static_cast<double>(std::min(value.value_or(0), kLargest));
   };
