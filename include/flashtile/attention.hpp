@@ -134,7 +134,8 @@ struct AttentionOptions {
 ///
 /// q, k, v are f32, f16 or bf16 (f64: by the reference), all alike; any strides; head_dim and
 /// head_dim_v from 1 to 1024. Throws Error; nothing has been written then, but where an
-/// expression has read an aux tensor outside its shape: that shows on the way.
+/// expression has read an aux tensor outside its shape by an index that depends on the score, or
+/// where memory has run out: that may show on the way.
 /// FlashAttention-2, Dao 2023 (arXiv:2307.08691); online softmax, Milakov and Gimelshein 2018.
 FLASHTILE_API void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
                                  const TensorView& out, const TensorView& lse,

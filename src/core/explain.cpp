@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "flashtile/explain.hpp"
 
+#include "core/memory_errors.hpp"
 #include "core/problem_text.hpp"
 #include "core/registry.hpp"
 #include "flashtile/error.hpp"
@@ -35,12 +36,15 @@ std::vector<std::string> implementations(const std::string& op, DeviceType devic
 }
 
 Explanation explain(const std::string& problem_text, const Context& context) {
-  const ProblemText problem = parse_problem(problem_text);
-  Context named = context;
-  if (!problem.implementation.empty()) named.implementation = problem.implementation;
-  Explanation result = make_call(problem).explain(named);
-  result.problem = format_problem(problem);
-  return result;
+  static const Error no_memory = out_of_memory("explain");
+  return with_memory_errors(no_memory, [&] {
+    const ProblemText problem = parse_problem(problem_text);
+    Context named = context;
+    if (!problem.implementation.empty()) named.implementation = problem.implementation;
+    Explanation result = make_call(problem).explain(named);
+    result.problem = format_problem(problem);
+    return result;
+  });
 }
 
 bool supports(const std::string& problem_text) { return !explain(problem_text).chosen.empty(); }

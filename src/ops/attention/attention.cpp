@@ -2,6 +2,7 @@
 #include "flashtile/attention.hpp"
 
 #include "core/fail.hpp"
+#include "core/memory_errors.hpp"
 #include "core/validate.hpp"
 #include "ops/attention/append.hpp"
 #include "ops/attention/call_memory.hpp"
@@ -108,23 +109,13 @@ AttentionArgs make_args(const TensorView& dout, const TensorView& q, const Tenso
   return args;
 }
 
-}  // namespace
-
-std::span<const AttentionImplementation> attention_implementations(bool is_backward) {
-  static const std::vector<AttentionImplementation> forward = list_implementations(false);
-  static const std::vector<AttentionImplementation> backward = list_implementations(true);
+const Error& out_of_memory_of(bool is_backward) {
+  static const Error forward = out_of_memory(attention_op_name(false));
+  static const Error backward = out_of_memory(attention_op_name(true));
   return is_backward ? backward : forward;
 }
 
-std::vector<std::string> attention_implementation_names(bool is_backward, DeviceType device) {
-  std::vector<std::string> names;
-  for (const auto& implementation : attention_implementations(is_backward)) {
-    if (implementation.device == device) names.emplace_back(implementation.name);
-  }
-  return names;
-}
-
-void run_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
+void run_checked(const AttentionArgs& args, bool is_backward, const Context& context) {
   const std::string_view op = attention_op_name(is_backward);
   if (!context.arch.empty()) {
     fail(op, "arch is '", context.arch, "', but only explain takes one");
@@ -144,10 +135,33 @@ void run_attention(const AttentionArgs& args, bool is_backward, const Context& c
   launch(call, args, context);
 }
 
+}  // namespace
+
+std::span<const AttentionImplementation> attention_implementations(bool is_backward) {
+  static const std::vector<AttentionImplementation> forward = list_implementations(false);
+  static const std::vector<AttentionImplementation> backward = list_implementations(true);
+  return is_backward ? backward : forward;
+}
+
+std::vector<std::string> attention_implementation_names(bool is_backward, DeviceType device) {
+  std::vector<std::string> names;
+  for (const auto& implementation : attention_implementations(is_backward)) {
+    if (implementation.device == device) names.emplace_back(implementation.name);
+  }
+  return names;
+}
+
+void run_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
+  with_memory_errors(out_of_memory_of(is_backward),
+                     [&] { run_checked(args, is_backward, context); });
+}
+
 Explanation explain_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
-  const AttentionProblem problem = problem_to_explain(args, is_backward, context);
-  return explain_selection(attention_op_name(is_backward), attention_implementations(is_backward),
-                           problem, context);
+  return with_memory_errors(out_of_memory_of(is_backward), [&] {
+    const AttentionProblem problem = problem_to_explain(args, is_backward, context);
+    return explain_selection(attention_op_name(is_backward), attention_implementations(is_backward),
+                             problem, context);
+  });
 }
 
 std::vector<KernelChoice> attention_kernels(const AttentionArgs& args, bool is_backward,
@@ -161,29 +175,37 @@ std::vector<KernelChoice> attention_kernels(const AttentionArgs& args, bool is_b
 void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
                    const TensorView& out, const TensorView& lse, const AttentionOptions& options,
                    const Context& context) {
-  run_attention(make_args(q, k, v, out, lse, options), /*is_backward=*/false, context);
+  with_memory_errors(out_of_memory_of(false), [&] {
+    run_attention(make_args(q, k, v, out, lse, options), /*is_backward=*/false, context);
+  });
 }
 
 void attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
                    const TensorView& v, const TensorView& out, const TensorView& lse,
                    const TensorView& dq, const TensorView& dk, const TensorView& dv,
                    const AttentionOptions& options, const Context& context) {
-  run_attention(make_args(dout, q, k, v, out, lse, dq, dk, dv, options), /*is_backward=*/true,
-                context);
+  with_memory_errors(out_of_memory_of(true), [&] {
+    run_attention(make_args(dout, q, k, v, out, lse, dq, dk, dv, options), /*is_backward=*/true,
+                  context);
+  });
 }
 
 Explanation explain_attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
                                   const TensorView& out, const TensorView& lse,
                                   const AttentionOptions& options, const Context& context) {
-  return explain_attention(make_args(q, k, v, out, lse, options), /*is_backward=*/false, context);
+  return with_memory_errors(out_of_memory_of(false), [&] {
+    return explain_attention(make_args(q, k, v, out, lse, options), /*is_backward=*/false, context);
+  });
 }
 
 Explanation explain_attention_bwd(const TensorView& dout, const TensorView& q, const TensorView& k,
                                   const TensorView& v, const TensorView& out, const TensorView& lse,
                                   const TensorView& dq, const TensorView& dk, const TensorView& dv,
                                   const AttentionOptions& options, const Context& context) {
-  return explain_attention(make_args(dout, q, k, v, out, lse, dq, dk, dv, options),
-                           /*is_backward=*/true, context);
+  return with_memory_errors(out_of_memory_of(true), [&] {
+    return explain_attention(make_args(dout, q, k, v, out, lse, dq, dk, dv, options),
+                             /*is_backward=*/true, context);
+  });
 }
 
 }  // namespace flashtile

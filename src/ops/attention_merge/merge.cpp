@@ -5,6 +5,7 @@
 
 #include "core/element.hpp"
 #include "core/fail.hpp"
+#include "core/memory_errors.hpp"
 #include "core/validate.hpp"
 
 namespace flashtile {
@@ -70,7 +71,12 @@ void check_lse(const MergeProblem& problem, const MergeArgs& args) {
   }
 }
 
-void run(const MergeArgs& args, const Context& context) {
+const Error& out_of_memory_of_merge() {
+  static const Error error = out_of_memory(kOp);
+  return error;
+}
+
+void run_checked(const MergeArgs& args, const Context& context) {
   if (!context.arch.empty()) {
     fail(kOp, "arch is '", context.arch, "', but only explain takes one");
   }
@@ -79,6 +85,10 @@ void run(const MergeArgs& args, const Context& context) {
   const MergeImplementation& chosen = select(kOp, all_implementations(), problem, context);
   if (problem.device.type == DeviceType::kCpu) check_lse(problem, args);
   chosen.launch(problem, chosen.plan(problem), args, context);
+}
+
+void run(const MergeArgs& args, const Context& context) {
+  with_memory_errors(out_of_memory_of_merge(), [&] { run_checked(args, context); });
 }
 
 using A = MergeArgs;
@@ -127,12 +137,14 @@ OpSpec make_spec() {
     flashtile::run(*static_cast<const MergeArgs*>(args), context);
   };
   spec.explain = [](const void* args, const Context& context) {
-    const auto& merge = *static_cast<const MergeArgs*>(args);
-    const bool has_data = merge.out_parts.data != nullptr;
-    MergeProblem problem = make_problem(merge, has_data);
-    if (!has_data) problem.device = context.device;
-    check_context(kOp, problem.device, context);
-    return explain_selection(kOp, all_implementations(), problem, context);
+    return with_memory_errors(out_of_memory_of_merge(), [&] {
+      const auto& merge = *static_cast<const MergeArgs*>(args);
+      const bool has_data = merge.out_parts.data != nullptr;
+      MergeProblem problem = make_problem(merge, has_data);
+      if (!has_data) problem.device = context.device;
+      check_context(kOp, problem.device, context);
+      return explain_selection(kOp, all_implementations(), problem, context);
+    });
   };
   spec.list_implementations = [](DeviceType device) {
     std::vector<std::string> names;

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Every allocation of a call may fail. The program's operator new does so on demand.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "flashtile/error.hpp"
+#include "flashtile/merge.hpp"
+#include "support/attention_runs.hpp"
+
+namespace {
+
+/// Allocations until one fails; negative: none does.
+thread_local int64_t num_left = -1;
+thread_local int64_t num_made = 0;
+
+void* allocate(size_t bytes, size_t alignment) noexcept {
+  ++num_made;
+  if (num_left == 0) return nullptr;
+  if (num_left > 0) --num_left;
+  const size_t whole = (bytes + alignment - 1) / alignment * alignment;
+  return std::aligned_alloc(alignment, whole == 0 ? alignment : whole);
+}
+
+void* allocate_or_throw(size_t bytes, size_t alignment) {
+  void* memory = allocate(bytes, alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+constexpr size_t kUsual = __STDCPP_DEFAULT_NEW_ALIGNMENT__;
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate_or_throw(bytes, kUsual); }
+void* operator new[](size_t bytes) { return allocate_or_throw(bytes, kUsual); }
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  return allocate_or_throw(bytes, static_cast<size_t>(alignment));
+}
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes, kUsual); }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
+  return allocate(bytes, kUsual);
+}
+void* operator new(size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return allocate(bytes, static_cast<size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace flashtile::test {
+namespace {
+
+/// Calls what() until it gets through, with one more allocation granted each time. What does not
+/// get through is an Error of the op.
+template <class What>
+void expect_errors_only(const std::string& op, const What& what) {
+  what();  // what is made once a process is there
+  num_made = 0;
+  what();
+  const int64_t num_needed = num_made;
+  int64_t num_failed = 0;
+  for (int64_t granted = 0; granted < num_needed; ++granted) {
+    try {
+      num_left = granted;
+      what();
+      num_left = -1;
+    } catch (const Error& error) {
+      num_left = -1;
+      ++num_failed;
+      EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory) << error.what();
+      EXPECT_TRUE(std::string(error.what()).starts_with(op + ": ")) << error.what();
+    } catch (...) {
+      num_left = -1;
+      ADD_FAILURE() << "no Error when only " << granted << " allocations are granted";
+      return;
+    }
+  }
+  EXPECT_GT(num_failed, 0) << op;
+}
+
+TEST(Allocations, ThatFailAreErrorsOfAttention) {
+  const Tensor slopes = Tensor::random(DType::kF32, {70}, 5);
+  const Tensor documents = Tensor::ints(std::vector<int64_t>(90, 1));
+  const Tensor gradient(DType::kF32, {70});
+  const Tensor q = Tensor::random(DType::kF32, {1, 70, 2, 16}, 1);
+  const Tensor k = Tensor::random(DType::kF32, {1, 90, 2, 16}, 2);
+  const Tensor out(DType::kF32, {1, 70, 2, 16});
+  const Tensor lse(DType::kF32, {1, 2, 70});
+  const Tensor dq(DType::kF32, {1, 70, 2, 16});
+  const Tensor dk(DType::kF32, {1, 90, 2, 16});
+  const Tensor dv(DType::kF32, {1, 90, 2, 16});
+  AttentionOptions options;
+  options.score = "score * t[q_idx]";
+  options.mask = "documents[q_idx] == documents[k_idx]";
+  options.aux = {{"t", slopes, gradient}, {"documents", documents, {}}};
+  options.causal = true;
+  for (const std::string& implementation : all_implementations()) {
+    Context context = one_worker();
+    context.implementation = implementation;
+    attention_fwd(q, k, k, out, lse, options, context);
+    const Tensor expected = out.copy();
+    expect_errors_only("attention_fwd",
+                       [&] { attention_fwd(q, k, k, out, lse, options, context); });
+    expect_errors_only("attention_bwd", [&] {
+      attention_bwd(out, q, k, k, out, lse, dq, dk, dv, options, context);
+    });
+    expect_errors_only("attention_fwd",
+                       [&] { explain_attention_fwd(q, k, k, out, lse, options, context); });
+    attention_fwd(q, k, k, out, lse, options, context);  // and the next call is right
+    EXPECT_TRUE(same_bits(out, expected)) << implementation;
+  }
+}
+
+TEST(Allocations, ThatFailAreErrorsOfMerge) {
+  const Tensor parts = Tensor::random(DType::kF32, {3, 1, 5, 2, 8}, 1);
+  const Tensor lse_parts = Tensor::random(DType::kF32, {3, 1, 2, 5}, 2);
+  const Tensor out(DType::kF32, {1, 5, 2, 8});
+  expect_errors_only("attention_merge",
+                     [&] { attention_merge(parts, lse_parts, out, {}, one_worker()); });
+}
+
+TEST(Allocations, ThatFailAreErrorsOfExplain) {
+  const std::string text = "attention_fwd:b2:sq9:d64";
+  EXPECT_NE(explain(text).chosen, "");
+  for (int64_t granted = 0; granted < 200; ++granted) {
+    try {
+      num_left = granted;
+      const Explanation explanation = explain(text);
+      num_left = -1;
+    } catch (const Error& error) {
+      num_left = -1;
+      EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory) << error.what();
+    } catch (...) {
+      num_left = -1;
+      ADD_FAILURE() << "no Error when only " << granted << " allocations are granted";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashtile::test
