@@ -97,7 +97,20 @@ RowStats make_row_stats(const AttentionCall& call, const AttentionKernels& kerne
     compute_head(call, kernels, call.sequences()[static_cast<size_t>(task / num_heads)],
                  task % num_heads, &stats);
   });
+  // Results of 16 bits, and weights rounded to them, have larger errors.
+  if (call.problem().dtype == DType::kF32 &&
+      std::any_of(stats.lse.begin(), stats.lse.end(), is_large_lse)) {
+    stats.factors.assign(stats.lse.size(), 1.0f);
+    stats.weight_sums.assign(stats.lse.size(), 0.0);
+  }
   return stats;
+}
+
+bool is_large_lse(float lse) {
+  // Rounding lse and its product with log2(e) makes weights wrong by up to |lse| 2^-23: below, that
+  // is about what the products and the exponential do.
+  constexpr float kLarge = 16;
+  return std::abs(lse) >= kLarge && !std::isinf(lse);
 }
 
 std::vector<double> sink_gradients(const AttentionCall& call, const RowStats& stats) {
@@ -107,9 +120,13 @@ std::vector<double> sink_gradients(const AttentionCall& call, const RowStats& st
       const auto sink = static_cast<double>(element<float>(call.args().sink, {head}));
       const float* lse = stats.lse.data() + stats.index(sequence, head);
       const float* delta = stats.delta.data() + stats.index(sequence, head);
+      const float* factors =
+          stats.factors.empty() ? nullptr : stats.factors.data() + stats.index(sequence, head);
       double sum = 0;
       for (int64_t i = 0; i < sequence.seqlen_q && !std::isinf(sink); ++i) {
-        sum -= std::exp(sink - static_cast<double>(lse[i])) * static_cast<double>(delta[i]);
+        const double factor = factors == nullptr ? 1 : static_cast<double>(factors[i]);
+        const double weight = std::exp(sink - static_cast<double>(lse[i])) * factor;
+        sum -= weight * static_cast<double>(delta[i]);
       }
       gradients.push_back(sum);
     }

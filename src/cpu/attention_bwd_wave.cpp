@@ -13,6 +13,11 @@
 #include "ops/attention/finish.hpp"
 
 namespace flashtile::cpu {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+}  // namespace
 
 BwdShape::BwdShape(const OperandKernels& kernels, const AttentionProblem& problem,
                    const AttentionPlan& plan)
@@ -51,6 +56,7 @@ BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
   block.num_runs = static_cast<int64_t>(runs.size());
   block.rules = rules.get();
   block.lse = &stats.lse[stats.index(sequence, head)];
+  if (!stats.factors.empty()) block.factors = &stats.factors[stats.index(sequence, head)];
   block.delta = &stats.delta[stats.index(sequence, head)];
   block.dq_ld = shape.dq_ld;
   block.dk_ld = shape.dk_ld;
@@ -89,6 +95,7 @@ void BwdLaunch::run() {
     begin = make_wave(begin);
     pack_wave();
     if (stats_.sums_delta) sum_deltas();
+    if (!stats_.factors.empty()) find_factors();
     run_wave();
     store_wave();
   }
@@ -210,8 +217,11 @@ void BwdLaunch::place_keys(const BwdMember& member, int64_t n, int worker, BwdBl
   block->program_scratch = program_scratch_.of(worker);
 }
 
-/// Adds P dP of all keys to the deltas of the wave, key block by key block in their order.
-void BwdLaunch::sum_deltas() {
+/// Calls the kernel for all keys of each query block of the wave that wants(sequence, head, m),
+/// key block by key block in their order; fill(block, row) says what it sums, row being the index
+/// of query 0.
+template <class Wants, class Fill>
+void BwdLaunch::go_over_keys(const Wants& wants, const Fill& fill) {
   const int64_t group = shape_.group_size;
   for_each_part(
       context_, wave_, [&](const BwdMember& member) { return group * member.num_m; },
@@ -220,6 +230,7 @@ void BwdLaunch::sum_deltas() {
         const int64_t g = part / member.num_m;
         const int64_t m = part % member.num_m;
         const int64_t head = call_.head_of(member.pair, g);
+        if (!wants(sequence, head, m)) return;
         HeadMask mask = member.masks[static_cast<size_t>(g)];
         const int64_t q_begin = m * shape_.block_m;
         std::vector<BlockRun> key_runs;
@@ -234,11 +245,46 @@ void BwdLaunch::sum_deltas() {
                 make_bwd_block(problem_, shape_, stats_, sequence, head, rules, query_run);
             block.q_blocks = member.q_block(shape_, g, 0);
             place_keys(member, n, worker, &block);
-            block.delta_sums = &stats_.delta[stats_.index(sequence, head)];
+            fill(block, stats_.index(sequence, head));
             kernels_.bwd_block(block);
           }
         }
       });
+}
+
+/// Adds P dP of all keys to the deltas of the wave.
+void BwdLaunch::sum_deltas() {
+  go_over_keys([](const Sequence&, int64_t, int64_t) { return true; },
+               [&](BwdBlock& block, size_t row) { block.delta_sums = &stats_.delta[row]; });
+}
+
+/// Sums exp(s - lse) of the wave's rows with a large lse. What the sum lacks of 1, or has beyond
+/// it, is the rounding of lse, where it is as small as that: in a call for a part of the keys, with
+/// the lse of all, weights add up to less.
+void BwdLaunch::find_factors() {
+  go_over_keys(
+      [&](const Sequence& sequence, int64_t head, int64_t m) {
+        const float* lse = &stats_.lse[stats_.index(sequence, head)];
+        const int64_t end = std::min((m + 1) * shape_.block_m, sequence.seqlen_q);
+        return std::any_of(lse + m * shape_.block_m, lse + end, is_large_lse);
+      },
+      [&](BwdBlock& block, size_t row) { block.weight_sums = &stats_.weight_sums[row]; });
+  for (const BwdMember& member : wave_) {
+    for (int64_t g = 0; g < shape_.group_size; ++g) {
+      const int64_t head = call_.head_of(member.pair, g);
+      const size_t first = stats_.index(*member.pair.sequence, head);
+      const double sink =
+          problem_.has_sink ? static_cast<double>(element<float>(args_.sink, {head})) : -kInfinity;
+      for (size_t i = first; i < first + static_cast<size_t>(member.pair.sequence->seqlen_q); ++i) {
+        if (!is_large_lse(stats_.lse[i])) continue;
+        const auto lse = static_cast<double>(stats_.lse[i]);
+        const double sum = stats_.weight_sums[i] + std::exp(sink - lse);
+        if (std::abs(sum - 1) <= 0x1p-21 * std::abs(lse)) {
+          stats_.factors[i] = static_cast<float>(1 / sum);
+        }
+      }
+    }
+  }
 }
 
 void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot,

@@ -32,6 +32,10 @@ struct RowStats {
   /// True where dout . out is summed as P dP of all keys: delta begins as -dlse, and each wave adds
   /// the rows of its pairs.
   bool sums_delta = false;
+  /// What exp(s - lse) is multiplied by, so that the weights of a row with a large lse add up to 1
+  /// although lse was rounded; filled wave by wave. Empty where no row needs it.
+  std::vector<float> factors;
+  std::vector<double> weight_sums;
 
   size_t index(const Sequence& sequence, int64_t head) const {
     return static_cast<size_t>(first_row[static_cast<size_t>(sequence.batch_idx)] +
@@ -41,6 +45,9 @@ struct RowStats {
 
 RowStats make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
                         const Context& context);
+
+/// True where the lse of a row is so large that its rounding shows.
+bool is_large_lse(float lse);
 
 /// The sinks' gradient by sequence and head, when delta is complete.
 std::vector<double> sink_gradients(const AttentionCall& call, const RowStats& stats);
@@ -87,7 +94,10 @@ class BwdLaunch {
  private:
   size_t make_wave(size_t begin);
   void pack_wave();
+  template <class Wants, class Fill>
+  void go_over_keys(const Wants& wants, const Fill& fill);
   void sum_deltas();
+  void find_factors();
   void run_wave();
   void run_split(BwdMember& member, int64_t split, int64_t aux_slot, int worker);
   void place_keys(const BwdMember& member, int64_t n, int worker, BwdBlock* block);

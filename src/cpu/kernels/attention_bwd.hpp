@@ -260,7 +260,12 @@ const float* weights_row(const BwdBlock& block, const TileSpan& tile, int64_t q_
                          float* dp, float (&kept)[kMaxBlockN]) {
   const ScoreRules& rules = *block.rules;
   const float lse = block.lse[q_idx] * (rules.is_plain ? kLog2e : 1.0f);
-  exp_row<F>(s, tile.n, softmax_reference(lse), s);
+  const float sum = exp_row<F>(s, tile.n, softmax_reference(lse), s);
+  if (block.weight_sums != nullptr) {
+    block.weight_sums[q_idx] += static_cast<double>(sum);
+    return s;
+  }
+  if (block.factors != nullptr) scale_row(s, tile.n, block.factors[q_idx]);
   if (!rules.has_dropout) return s;
   // dS needs P before dropout; dV needs it after.
   alignas(64) uint16_t room[kDropoutRow];
@@ -280,6 +285,7 @@ void bwd_row(const BwdBlock& block, const TileSpan& tile, bool is_full, int64_t 
   const int64_t q_idx = tile.q_begin + i;
   float kept[kMaxBlockN];
   const float* p = weights_row<F>(block, tile, q_idx, state.s + i * state.ld, dp, kept);
+  if (block.weight_sums != nullptr) return;
   if (block.delta_sums != nullptr) {
     block.delta_sums[q_idx] += weighted_sum_row(p, dp, tile.n);
     return;
@@ -367,9 +373,11 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   Operands::multiply(tile.m, tile.n, block.head_dim, q_at(kFormQ), ql.ld[kFormQ],
                      Operands::from_column(k_at(kFormKTransposed), col), kl.ld[kFormKTransposed],
                      {.c = state.s, .ldc = state.ld, .alpha = alpha});
-  Operands::multiply(tile.m, tile.n, block.head_dim_v, q_at(kFormDout), ql.ld[kFormDout],
-                     Operands::from_column(k_at(kFormVTransposed), col), kl.ld[kFormVTransposed],
-                     {.c = state.dp, .ldc = state.ld});
+  if (block.weight_sums == nullptr) {
+    Operands::multiply(tile.m, tile.n, block.head_dim_v, q_at(kFormDout), ql.ld[kFormDout],
+                       Operands::from_column(k_at(kFormVTransposed), col), kl.ld[kFormVTransposed],
+                       {.c = state.dp, .ldc = state.ld});
+  }
   Strips& score = state.programs.score_for(is_full);
   if (score.is_given()) strip_columns(score.machine, tile.k_begin, tile.n);
   const bool hides_keys = !is_full || rules.bias != nullptr;  // a bias of -inf hides too

@@ -150,12 +150,16 @@ struct BwdBlock {
   const BlockRun* runs;  ///< of query blocks
   int64_t num_runs;
   const ScoreRules* rules;
-  const float* lse;    ///< by query
-  const float* delta;  ///< by query: dout . out - dlse
-  float* delta_sums;  ///< by query; not null: the row sums of P dP are added, and nothing else done
-  float* dq;          ///< sums (seqlen_q, dq_ld); null: no products are wanted
-  float* dk;          ///< sums (num_keys, dk_ld)
-  float* dv;          ///< sums (num_keys, dv_ld)
+  const float* lse;      ///< by query
+  const float* factors;  ///< by query: what exp(s - lse) is multiplied by; null: 1 for all
+  const float* delta;    ///< by query: dout . out - dlse
+  /// By query; not null: the row sums of exp(s - lse), or of P dP, are added, and nothing else
+  /// done.
+  double* weight_sums;
+  float* delta_sums;
+  float* dq;  ///< sums (seqlen_q, dq_ld); null: no products are wanted
+  float* dk;  ///< sums (num_keys, dk_ld)
+  float* dv;  ///< sums (num_keys, dv_ld)
   int64_t dq_ld, dk_ld, dv_ld;
   const ScoreGradients* gradients;  ///< null: none is wanted
   char* scratch;                    ///< bwd_scratch_bytes
