@@ -152,10 +152,8 @@ void check_combinations(std::string_view op, const AttentionArgs& args, bool is_
   if (args.softmax_scale && !std::isfinite(*args.softmax_scale)) {
     fail(op, "softmax_scale is ", *args.softmax_scale, ", expected a finite number");
   }
-  for (const TensorView* lse : {&args.lse, &args.dlse}) {
-    if (lse->dtype == DType::kF64 && args.q.dtype != DType::kF64) {
-      fail(op, "lse is f64, expected f32 unless q is f64");
-    }
+  if (args.lse.dtype == DType::kF64 && args.q.dtype != DType::kF64) {
+    fail(op, "lse is f64, expected f32 unless q is f64");
   }
   check_append(op, args, is_backward);
   if (is_backward && args.block_table) refuse(op, "paged keys (block_table) have no backward");
