@@ -168,10 +168,10 @@ class Expression:
         return _compared(">=", self, other)
 
     def __eq__(self, other: object) -> Expression:  # type: ignore[override]
-        return _compared("==", self, other)  # type: ignore[arg-type]
+        return _compared("==", self, other)
 
     def __ne__(self, other: object) -> Expression:  # type: ignore[override]
-        return _compared("!=", self, other)  # type: ignore[arg-type]
+        return _compared("!=", self, other)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Expression:
         if method != "__call__" or kwargs:

@@ -17,13 +17,19 @@ from flashtile._table import OpTable, core_op, describe, tables
 _TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 
 
+def _families(table: OpTable) -> list[str]:
+    """Names in front of the dot: aux, daux, param."""
+    return [row.name[:-2] for row in table.tensors if row.is_family] + \
+        [row.name[:-2] for row in table.options if row.is_family]
+
+
 def _signature(table: OpTable) -> inspect.Signature:
     parameter = inspect.Parameter
     rows = sorted(table.singles(), key=lambda row: not (row.required and row.is_input))
     parameters = [
         parameter(row.name, parameter.POSITIONAL_OR_KEYWORD) if row.required and row.is_input
         else parameter(row.name, parameter.KEYWORD_ONLY, default=None) for row in rows]
-    for name in [row.name[:-2] for row in (*table.tensors, *table.options) if row.is_family]:
+    for name in _families(table):
         parameters.append(parameter(name, parameter.KEYWORD_ONLY, default=None))
     for option in table.single_options():
         parameters.append(parameter(option.name, parameter.KEYWORD_ONLY, default=None,
@@ -40,7 +46,7 @@ def _function(table: OpTable) -> Callable[..., tuple[Any, ...]]:
     signature = _signature(table)
     tensors = [row.name for row in table.singles()]
     options = [row.name for row in table.single_options()]
-    families = [row.name[:-2] for row in (*table.tensors, *table.options) if row.is_family]
+    families = _families(table)
 
     def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
         bound = signature.bind(*args, **kwargs)

@@ -45,7 +45,8 @@ _ARGUMENTS = ", ".join(
     [f"{_SCHEMA_TYPES[row.type]} {row.name}" for row in _OPTIONS] +
     ["Tensor? dropout_seed_tensor", "str? out_dtype", "str? implementation"])
 
-_LIBRARY = torch.library.Library("flashtile", "DEF")
+_LIBRARY: Any = torch.library.Library(  # type: ignore[no-untyped-call]
+    "flashtile", "DEF")
 _LIBRARY.define(f"attention_fwd({_ARGUMENTS}) -> (Tensor, Tensor)")
 _LIBRARY.define("attention_bwd(str[] gradients, Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
                 f"{_ARGUMENTS}) -> Tensor[]")
@@ -287,9 +288,9 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
         if query.dim() > 4:
             bias = bias.expand(*shape[:-3], *bias.shape[-3:]).flatten(0, -4)
         bias = bias.expand(*bias.shape[:-1], key.shape[-2])
-    out = attention(rows(query), rows(key), rows(value), causal=is_causal, bias=bias,
-                    softmax_scale=scale, dropout_p=dropout_p,
-                    query_offset=0 if is_causal else None)
+    out: torch.Tensor = attention(
+        rows(query), rows(key), rows(value), causal=is_causal, bias=bias, softmax_scale=scale,
+        dropout_p=dropout_p, query_offset=0 if is_causal else None)
     return out.transpose(1, 2).reshape(*shape[:-1], value.shape[-1])
 
 
