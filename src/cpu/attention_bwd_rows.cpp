@@ -12,7 +12,7 @@
 namespace flashtile::cpu {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kFloatInfinity = std::numeric_limits<float>::infinity();
 
 /// True when all elements of a row are finite.
 bool is_finite_row(const char* row, int64_t dim, DType dtype, int64_t stride_bytes) {
@@ -29,11 +29,11 @@ void visible_addresses(const AttentionCall& call, const Rows& rows, DType dtype,
                        int64_t head, const float* lse, const variant::PositionMask& position,
                        int64_t begin, int64_t end, std::vector<void*>* out) {
   const float sink =
-      call.problem().has_sink ? element<float>(call.args().sink, {head}) : -kInfinity;
+      call.problem().has_sink ? element<float>(call.args().sink, {head}) : -kFloatInfinity;
   out->clear();
   for (int64_t i = begin; i < end; ++i) {
     const variant::KeyRange keys = position.keys(i);
-    bool is_empty = keys.begin >= keys.end || lse[i] == -kInfinity;
+    bool is_empty = keys.begin >= keys.end || lse[i] == -kFloatInfinity;
     if (!is_empty && lse[i] == sink) {
       is_empty = !is_finite_row(rows.row(i), dim, dtype, rows.element_stride);
     }
@@ -74,7 +74,7 @@ void compute_head(const AttentionCall& call, const AttentionKernels& kernels,
   }
   if (dlse.data == nullptr) return;
   for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
-    if (lse[i] != -kInfinity) delta[i] -= dlse.element<float>(i);
+    if (lse[i] != -kFloatInfinity) delta[i] -= dlse.element<float>(i);
   }
 }
 
