@@ -14,9 +14,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
-import torch.nn.functional
-from torch.overrides import TorchFunctionMode
+try:
+    import torch
+    import torch.nn.functional
+    from torch.overrides import TorchFunctionMode
+except ImportError as error:
+    raise ImportError("flashtile.torch needs PyTorch: pip install torch") from error
 
 from flashtile import expressions
 from flashtile._attention import ScoreOrMask, Window, dtype_name, gradient_name

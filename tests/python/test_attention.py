@@ -2,6 +2,8 @@
 """flashtile.attention on numpy arrays, against numpy's float64."""
 
 import array
+import subprocess
+import sys
 import threading
 
 import ml_dtypes
@@ -294,3 +296,16 @@ def test_ops_are_made_from_the_table():
     with pytest.raises(ValueError, match="give an array for it"):
         ops.attention_fwd(q.reshape(66, 4, 16), k, v, results=("weights",),
                           cu_seqlens_q=np.array([0, 33, 66], np.int32))
+
+
+def test_missing_libraries_are_named():
+    code = ("import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
+            "import array, flashtile\n"
+            "q = memoryview(array.array('f', [0] * 8)).cast('B').cast('f', (1, 1, 1, 8))\n"
+            "calls = lambda: flashtile.attention(q, q, q), lambda: __import__('flashtile.torch')\n"
+            "for run in calls:\n"
+            "    try: run()\n"
+            "    except (RuntimeError, ImportError) as error: print(error)\n")
+    run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+                         check=True)
+    assert "install numpy" in run.stdout and "pip install torch" in run.stdout
