@@ -21,6 +21,7 @@
 #include <functional>
 #include <iostream>
 #include <limits>
+#include <memory>
 #include <random>
 #include <sstream>
 #include <string>
@@ -349,8 +350,10 @@ struct Device {
     context.workspace = allocate(kWorkspaceBytes, context);
     context.workspace_bytes = static_cast<size_t>(kWorkspaceBytes);
     cuda::fill_bytes(context.workspace, 0xa5, static_cast<size_t>(kWorkspaceBytes), context);
+    current = std::make_unique<cuda::CurrentContext>(context);
   }
   Context context;
+  std::unique_ptr<cuda::CurrentContext> current;  ///< calls then find one
 };
 
 std::string text_of(const Problem& p) {

@@ -16,6 +16,7 @@ std::string refuse_forward(const AttentionProblem& problem) {
 
 std::string refuse_forward_sm90(const AttentionProblem& problem) {
   std::string refusal = cuda::refuse_attention_fwd_sm90(problem);
+  if (refusal.empty()) refusal = cuda::leave_to_portable(problem);
   if (refusal.empty()) refusal = cuda::cannot_run(*problem.gpu);
   return refusal;
 }
@@ -33,11 +34,10 @@ std::vector<AttentionImplementation> cuda_attention_implementations(bool is_back
     return {{"attention_bwd_portable", refuse_backward, cuda::plan_attention_bwd,
              cuda::launch_attention_bwd, DeviceType::kCuda}};
   }
-  // The portable kernel takes everything, so the one behind it runs where it is asked for by name.
-  return {{"attention_fwd_portable", refuse_forward, cuda::plan_attention_fwd,
-           cuda::launch_attention_fwd, DeviceType::kCuda},
-          {"attention_fwd_sm90", refuse_forward_sm90, cuda::plan_attention_fwd_sm90,
-           cuda::launch_attention_fwd_sm90, DeviceType::kCuda}};
+  return {{"attention_fwd_sm90", refuse_forward_sm90, cuda::plan_attention_fwd_sm90,
+           cuda::launch_attention_fwd_sm90, DeviceType::kCuda},
+          {"attention_fwd_portable", refuse_forward, cuda::plan_attention_fwd,
+           cuda::launch_attention_fwd, DeviceType::kCuda}};
 }
 
 }  // namespace flashtile

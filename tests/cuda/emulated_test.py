@@ -46,7 +46,7 @@ PROBLEMS = {
            "attention_bwd:b1:hq2:hkv1:sq70:sk130:d128:mask='k_idx % 3 != q_idx % 2':f16"],
 }
 
-# By name, as long as the registry does not choose it: ragged ends, more tiles than CTAs, rows
+# By name, for the portable kernel takes them too: ragged ends, more tiles than CTAs, rows
 # without keys, groups of heads; softmax_scale makes tiles overflow that are then done again.
 HOPPER_PROBLEMS = [
     "attention_fwd:b1:hq2:sq300:sk200:d64:lse:bf16",
@@ -116,8 +116,10 @@ class EmulatedTest(unittest.TestCase):
         cases.mkdir()
         write_case(cases / "hidden_queries.safetensors", 40, 40, 16, query_offset=-7)
         write_case(cases / "hidden_keys.safetensors", 40, 70, 16, query_offset=12)
-        result = check(self.folder, self.nvrtc, "80", ["--golden", str(cases)])
-        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        for arch in ["80", "90"]:
+            result = check(self.folder, self.nvrtc, arch, ["--golden", str(cases)])
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertRegex(result.stdout, r"attention_fwd_sm90 +2 +0 +0 ")
 
     def test_order_of_threads_and_copies_does_not_matter(self):
         for problem in ["attention_fwd:b1:hq1:sq100:sk200:d64:bf16",

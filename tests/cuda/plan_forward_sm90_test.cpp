@@ -43,7 +43,7 @@ std::string refusal_of(const std::string& text, const std::string& arch = "sm_90
 TEST(Sm90Plan, TakesDenseProblemsOfHalfPrecision) {
   for (const char* text :
        {"attention_fwd:b2:hq8:sq1000:d64:bf16", "attention_fwd:b2:hq8:sq1000:d64:causal:lse:f16",
-        "attention_fwd:b1:hq8:hkv2:sq77:sk3000:d128:causal:bf16",
+        "attention_fwd:b9:hq8:hkv2:sq277:sk3000:d128:causal:bf16",
         "attention_fwd:b1:hq4:sq300:d192:dv128:bf16", "attention_fwd:b1:hq4:sq300:d80:bf16",
         "attention_fwd:b1:hq4:sq9000:d256:bf16", "attention_fwd:b1:hq4:sq9:d256:f16"}) {
     EXPECT_EQ(refusal_of(text), "") << text;
@@ -65,9 +65,27 @@ TEST(Sm90Plan, SaysWhatItLeavesToThePortableKernel) {
             std::string::npos);
 }
 
-TEST(Sm90Plan, IsNotChosenUnlessAskedFor) {
-  const auto kernels = kernels_of("attention_fwd:b2:hq8:sq1000:d64:bf16", "");
-  EXPECT_EQ(kernels.front().source.stem, "attention_fwd_portable");
+std::string chosen_stem(const std::string& text, const std::string& arch = "sm_90a") {
+  return kernels_of(text, "", arch).front().source.stem;
+}
+
+TEST(Sm90Plan, IsChosenOnHopperForWhatItTakes) {
+  EXPECT_EQ(chosen_stem("attention_fwd:b2:hq8:sq1000:d64:bf16"), "attention_fwd_sm90");
+  EXPECT_EQ(chosen_stem("attention_fwd:b2:hq8:sq1000:d64:f32"), "attention_fwd_portable");
+  EXPECT_EQ(chosen_stem("attention_fwd:b2:hq8:sq1000:d64:bf16", "sm_100"),
+            "attention_fwd_portable");
+}
+
+TEST(Sm90Plan, LeavesFewQueriesOfManyKeysToAKernelThatSplitsKeys) {
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq16:sq1:sk8192:d128:bf16"),
+            "leaves few queries to a kernel that splits the keys: 16 rows for 132 "
+            "multiprocessors of 128");
+  // Many sequences do not help where each fills little of its tile.
+  EXPECT_NE(refusal_of("attention_fwd:b64:hq32:sq32:sk4096:d128:bf16"), "");
+  EXPECT_NE(refusal_of("attention_fwd:b1:hq4:sq1024:d128:bf16"), "");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq16:sq1:sk256:d128:bf16"), "");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq2048:d128:bf16"), "");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq100:d128:bf16"), "");
 }
 
 /// The member of a generated Config.
@@ -84,9 +102,10 @@ TEST(Sm90Plan, FitsRegistersAndSharedMemory) {
     for (const int seqlen : {100, 2048, 4096, 16384}) {
       for (const char* rest : {":bf16", ":f16", ":causal:bf16", ":causal:f16"}) {
         const std::string text =
-            "attention_fwd:b1:hq4:sq" + std::to_string(seqlen) + ":d" + std::to_string(dim) + rest;
+            "attention_fwd:b4:hq8:sq" + std::to_string(seqlen) + ":d" + std::to_string(dim) + rest;
         SCOPED_TRACE(text);
         const KernelChoice kernel = kernels_of(text, "sm90").front();
+        EXPECT_TRUE(kernel.overlaps_previous);
         EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta);
         const std::string& config = kernel.source.config;
         const int copies = config_value(config, "kCopyRegisters");
@@ -106,9 +125,9 @@ TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
   if (Nvrtc::get() == nullptr) GTEST_SKIP() << Nvrtc::fault();
   if (!Nvrtc::get()->knows("sm_90a")) GTEST_SKIP() << "this NVRTC does not know sm_90a";
   for (const char* text :
-       {"attention_fwd:b1:hq4:sq4096:d64:bf16", "attention_fwd:b1:hq4:sq1024:d64:causal:bf16",
-        "attention_fwd:b1:hq4:sq4096:d128:bf16", "attention_fwd:b1:hq4:sq1024:d128:causal:bf16",
-        "attention_fwd:b1:hq4:sq4096:d128:causal:f16", "attention_fwd:b1:hq4:sq4096:d256:bf16"}) {
+       {"attention_fwd:b4:hq8:sq4096:d64:bf16", "attention_fwd:b4:hq8:sq1024:d64:causal:bf16",
+        "attention_fwd:b4:hq8:sq4096:d128:bf16", "attention_fwd:b4:hq8:sq1024:d128:causal:bf16",
+        "attention_fwd:b4:hq8:sq4096:d128:causal:f16", "attention_fwd:b4:hq8:sq4096:d256:bf16"}) {
     SCOPED_TRACE(text);
     const CompiledKernel compiled =
         Nvrtc::get()->compile(program_of(kernels_of(text, "sm90").front().source));

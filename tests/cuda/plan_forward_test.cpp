@@ -17,6 +17,7 @@ namespace {
 std::vector<KernelChoice> kernels_of(const std::string& text, const std::string& arch) {
   Context context;
   context.arch = arch;
+  context.implementation = "attention_fwd_portable";
   return make_call(parse_problem(text)).kernels(context);
 }
 
@@ -132,6 +133,7 @@ TEST(ForwardPlan, CopiesAsWideAsStridesAllow) {
 TEST(ForwardPlan, WorkspaceIsSaidAndIsLinear) {
   Context context;
   context.arch = "sm_90a";
+  context.implementation = "attention_fwd_portable";
   const auto bytes_of = [&](const std::string& text) {
     return make_call(parse_problem(text)).explain(context).workspace_bytes;
   };

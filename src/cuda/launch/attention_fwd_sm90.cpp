@@ -6,6 +6,7 @@
 
 #include "cuda/jit/kernel.hpp"
 #include "cuda/launch/attention_params.hpp"
+#include "cuda/runtime/current.hpp"
 #include "cuda/runtime/tensor_map.hpp"
 
 namespace flashtile::cuda {
@@ -72,6 +73,7 @@ int diagonal_of(const AttentionProblem& problem) {
 void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& plan,
                       const KernelChoice& kernel, const AttentionArgs& args,
                       const Context& context) {
+  const CurrentContext current(context);  // tensor maps are made in one
   char* workspace = device_workspace("attention_fwd", context, plan.workspace_bytes);
   const device::Sm90Shape& shape = plan.tiling.shape;
   device::Sm90ForwardParams params;
@@ -84,6 +86,9 @@ void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& pl
   params.seqlen_q = static_cast<int>(problem.max_seqlen_q);
   params.seqlen_k = static_cast<int>(problem.max_seqlen_k);
   params.diagonal = diagonal_of(problem);
+  if (plan.has_diagonal) {
+    params.seqlen_k = std::clamp(params.seqlen_q + params.diagonal, 0, params.seqlen_k);
+  }
   params.scale = static_cast<float>(problem.softmax_scale * 1.4426950408889634);
   const Function& function = get_kernel(kernel.source, context);
   if (plan.num_taken.bytes > 0) fill_bytes(params.grid.num_taken, 0, 4, context);

@@ -91,6 +91,22 @@ std::string refuse_attention_fwd_sm90(const AttentionProblem& problem) {
   return {};
 }
 
+std::string leave_to_portable(const AttentionProblem& problem) {
+  // Fewer keys are read in no time. The portable kernel, with its heads packed and its keys split,
+  // runs at less than half of this one's speed.
+  constexpr int64_t kManyKeys = 512;
+  if (problem.max_seqlen_k < kManyKeys) return {};
+  const int64_t block_m = choose_sm90_tiling(problem).shape.block_m();
+  const int64_t num_pairs = problem.batch_size * problem.num_heads;
+  const int64_t num_tiles = ceil_div(problem.max_seqlen_q, block_m) * num_pairs;
+  const int64_t num_rows = problem.max_seqlen_q * num_pairs;
+  const int64_t capacity = std::max<int64_t>(num_tiles, problem.gpu->num_sms) * block_m;
+  if (5 * num_rows > 2 * capacity) return {};
+  return "leaves few queries to a kernel that splits the keys: " + std::to_string(num_rows) +
+         " rows for " + std::to_string(problem.gpu->num_sms) + " multiprocessors of " +
+         std::to_string(block_m);
+}
+
 Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   Sm90Tiling tiling;
   device::Sm90Shape& shape = tiling.shape;
@@ -100,7 +116,8 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   const bool is_causal = problem.window_right.has_value();
   const bool is_bf16 = problem.dtype == DType::kBF16;
   const bool is_short = problem.max_seqlen_k <= 2048;
-  tiling.is_dynamic = is_causal;
+  // Taking tiles costs a memset in front, and short rows differ little.
+  tiling.is_dynamic = is_causal && problem.max_seqlen_k > 512;
   tiling.section_bytes = (problem.max_seqlen_k <= 512 ? 8 : 32) * kMib;
   if (is_bf16) tiling.reference = Sm90Reference::kFirstBlock;
   if (largest <= 64) {
@@ -171,8 +188,10 @@ KernelChoice sm90_kernel(const AttentionProblem& problem, const Sm90ForwardPlan&
       config_bool("kHoldsBack", tiling.holds_back) +
       config_int("kCopyRegisters", tiling.copy_registers) +
       config_int("kComputeRegisters", tiling.compute_registers) + "};\n";
-  return tile_kernel(problem, "attention_fwd_sm90", std::move(config), plan.num_ctas,
-                     shape.num_threads(), shape.shared_bytes());
+  KernelChoice kernel = tile_kernel(problem, "attention_fwd_sm90", std::move(config), plan.num_ctas,
+                                    shape.num_threads(), shape.shared_bytes());
+  kernel.overlaps_previous = true;
+  return kernel;
 }
 
 AttentionPlan plan_attention_fwd_sm90(const AttentionProblem& problem) {

@@ -40,6 +40,9 @@ struct Sm90ForwardPlan {
 /// The first condition that the Hopper forward does not meet.
 std::string refuse_attention_fwd_sm90(const AttentionProblem& problem);
 
+/// Why another kernel is faster; empty: it is not. Of problems that this one takes.
+std::string leave_to_portable(const AttentionProblem& problem);
+
 Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem);
 
 /// With a shape from outside, for tuning and tests.

@@ -240,6 +240,7 @@ Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, StreamHand
 Result cuTensorMapEncodeTiled(TensorMapBytes* map, int type, uint32_t rank, void* address,
                               const uint64_t* shape, const uint64_t* strides, const uint32_t* box,
                               const uint32_t*, int, int swizzle, int, int) {
+  if (context_depth == 0) return kNoContext;
   emulator::TensorMap made{};
   made.data = static_cast<char*>(address);
   made.element_bytes = type == kMapFloat32 || type == kMapInt32 ? 4 : 2;

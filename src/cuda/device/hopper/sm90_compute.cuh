@@ -63,6 +63,30 @@ struct Sm90Compute {
     return end < params.seqlen_k ? end : params.seqlen_k;
   }
 
+  /// Values of keys that no row of the tile sees may be anything, and a weight of 0 hides nothing.
+  /// Of the block whose keys were the last.
+  FLASHTILE_DEVICE void clear_unseen_values(int n_block) {
+    if constexpr (!Config::kHasDiagonal) return;
+    const int end = end_of_keys(first_row(tile) + kShape.block_m() - 1);
+    const int seen = end - n_block * kBlockN;
+    if (seen >= kBlockN) return;
+    wait_for_values(1);
+    // Every warpgroup clears all of it before it reads any of it.
+    const int thread = fresh(thread_idx()) % kWarpgroupSize;
+    const uint32 values = memory.values((num_keys - 1) % Memory::kStages);
+    FLASHTILE_NO_UNROLL
+    for (int row = (seen < 0 ? 0 : seen) + thread / 8; row < kBlockN; row += kWarpgroupSize / 8) {
+      FLASHTILE_UNROLL
+      for (int chunk = 0; chunk < kHeadDimV / 64; ++chunk) {
+        store_shared(values + static_cast<uint32>(chunk * kShape.key_chunk_bytes() + row * 128 +
+                                                  thread % 8 * 16),
+                     Vector4{0, 0, 0, 0});
+      }
+    }
+    fence_shared_for_async();
+    sync_group(1 + Config::kNumWarpgroups + group, kWarpgroupSize);
+  }
+
   FLASHTILE_DEVICE void take_turn() const {
     if constexpr (Config::kTakesTurns) sync_group(1 + group, 2 * kWarpgroupSize);
   }
@@ -262,6 +286,7 @@ struct Sm90Compute {
     weigh<true>(n_block, factors);
     pack_weights();
     adds = 0;
+    clear_unseen_values(n_block);
     return n_block;
   }
 
@@ -296,6 +321,7 @@ struct Sm90Compute {
     finish(old_tile, old, old_buffer);
     pack_weights();
     adds = 0;
+    clear_unseen_values(n_block);
     return n_block;
   }
 
@@ -342,7 +368,8 @@ struct Sm90Compute {
       }
       is_good = is_good && (probes[0] + probes[1]) + (probes[2] + probes[3]) == 0.0f;
       const bool has_failed = done.kind == kTileToDo && any_lane(!is_good);
-      if (has_failed && lane_idx() == 0) store_shared(memory.failed_flag(buffer), uint32{1});
+      if (has_failed && thread % kWarpSize == 0)
+        store_shared(memory.failed_flag(buffer), uint32{1});
     }
     // Of the tile in 16-byte pieces: row `number` of the warp's, half `side` of 16 columns.
     const auto piece_address = [&](int number, int step, int side) {
@@ -367,7 +394,7 @@ struct Sm90Compute {
     }
     fence_shared_for_async();
     sync_warp();
-    arrive_if(memory.results_full(buffer), lane_idx() == 0);
+    arrive_if(memory.results_full(buffer), thread % kWarpSize == 0);
   }
 
   /// The blocks of a tile behind its first.

@@ -23,6 +23,9 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(128 * (Config::kNumWarpgroups + 1), 1)
   if (warp < 4) {
     release_registers<Config::kCopyRegisters>();
     if (warp == 0 && lane_idx() == 0) {
+      // Whatever reads or writes tensors comes behind the first copy.
+      start_next_grid();
+      wait_for_previous_grid();
       Sm90Loader<Config>(params, memory).run();
     } else if (warp == 1 && lane_idx() == 0) {
       Sm90Storer<Config>(params, memory).run();

@@ -33,7 +33,7 @@ struct Sm90ForwardParams {
   RowScalarsParam lse;
   Sm90GridParam grid;
   int seqlen_q = 0;
-  int seqlen_k = 0;
+  int seqlen_k = 0;  ///< those that some query sees
   /// Row q sees keys up to q + diagonal; with masks by position only.
   int diagonal = 0;
   float scale = 1;  ///< of logits, to powers of two; positive
