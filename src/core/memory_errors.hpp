@@ -12,8 +12,9 @@ namespace flashtile {
 
 /// What an op throws when memory runs out, made while there still is some.
 inline Error out_of_memory(std::string_view op) {
-  return {ErrorCode::kOutOfMemory,
-          std::string(op) + ": memory for what the call needs cannot be allocated"};
+  std::string text(op);
+  text += ": memory for what the call needs cannot be allocated";
+  return {ErrorCode::kOutOfMemory, text};
 }
 
 /// Calls body(); what the standard library throws for want of memory becomes a copy of `error`,

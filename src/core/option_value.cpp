@@ -113,8 +113,9 @@ std::string limits_text(const OptionSpec& row) {
   const bool is_float = row.type == OptionType::kFloat;
   constexpr double kLargest = std::numeric_limits<double>::max();
   const bool has_min = row.min_value > (is_float ? -kLargest : -kIntEnd);
-  const bool has_max =
-      row.max_value < (is_float ? kLargest : row.type == OptionType::kUint ? kUintEnd : kIntEnd);
+  const bool has_max = row.max_value < (is_float                        ? kLargest
+                                        : row.type == OptionType::kUint ? kUintEnd
+                                                                        : kIntEnd);
   if (is_float && !has_max && row.max_value == kLargest) {
     return has_min ? "a finite number, " + low_text(row) : "a finite number";
   }

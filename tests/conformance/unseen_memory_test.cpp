@@ -59,6 +59,11 @@ std::vector<Case> cases() {
        [](int64_t, int64_t j) { return j < 300 - 20 - 9; }},
       {"CausalFromTheTop", ":b1:hq2:sq70:sk300:d16:causal:query_offset=0:f16",
        [](int64_t, int64_t j) { return j >= 70; }},
+      // Both ends in the middle of a pair of keys, which bf16 products read together.
+      {"OddCausal", ":b1:hq2:sq40:sk40:d16:causal:query_offset=-7:bf16",
+       [](int64_t, int64_t j) { return j >= 33; }, [](int64_t, int64_t i) { return i < 7; }},
+      {"OddWindow", ":b1:hq2:sq21:sk300:d16:window_left=9:window_right=3:query_offset=70:bf16",
+       [](int64_t, int64_t j) { return j < 61 || j > 93; }},
       {"MoreQueriesThanKeys", ":b1:hq2:sq300:sk70:d16:causal", kNone,
        [](int64_t, int64_t i) { return i < 230; }},
       {"Chunk", ":b1:hq2:sq20:sk300:d16:attention_chunk=64:query_offset=70",

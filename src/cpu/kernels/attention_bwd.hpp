@@ -344,7 +344,7 @@ const typename Operands::Element* visible_keys(const BwdBlock& block, const Tile
                                                BwdState<Operands>& state) {
   const int64_t ld = block.k_layout.ld[kFormKRight];
   __builtin_memcpy(state.k_copy, k, static_cast<size_t>(Operands::bytes(block.block_n, ld)));
-  for (int64_t j = 0; j < tile.n; ++j) {
+  for (int64_t j = 0; j < Operands::rows_read(tile.n); ++j) {
     if (is_seen[j] != 0) continue;
     Operands::clear_right_row(state.k_copy, ld, tile.k_begin - block.k_begin + j, block.head_dim);
   }

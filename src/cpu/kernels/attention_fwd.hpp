@@ -216,9 +216,9 @@ const typename Operands::Element* visible_values(const FwdBlock& block, const Ti
   __builtin_memcpy(state.v_copy, v,
                    static_cast<size_t>(Operands::bytes(keys.block_n, keys.layout.ld[kFormV])));
   const int64_t first = tile.k_begin % keys.block_n;
-  for (int64_t j = 0; j < tile.n; ++j) {
+  for (int64_t j = 0; j < Operands::rows_read(tile.n); ++j) {
     bool is_seen = false;
-    for (int64_t i = 0; i < tile.m && !is_seen; ++i) {
+    for (int64_t i = 0; i < tile.m && j < tile.n && !is_seen; ++i) {
       is_seen = state.s[i * state.s_ld + j] != -kInfinity;
     }
     if (is_seen) continue;

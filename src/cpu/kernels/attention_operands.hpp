@@ -16,6 +16,8 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 /// float32 operands; inputs of any dtype are widened when they are packed.
 struct FloatOperands {
   using Element = float;
+  /// Rows of a right operand that a product over `rows` of them reads.
+  static FLASHTILE_INLINE int64_t rows_read(int64_t rows) { return rows; }
 
   /// Bytes of `rows` packed rows (or of a transposed block) of leading dimension ld.
   static FLASHTILE_INLINE int64_t bytes(int64_t rows, int64_t ld) { return rows * ld * 4; }
@@ -63,6 +65,7 @@ struct FloatOperands {
 /// bfloat16 pairs.
 struct Bf16Operands {
   using Element = Bf16;
+  static FLASHTILE_INLINE int64_t rows_read(int64_t rows) { return (rows + 1) / 2 * 2; }
 
   static FLASHTILE_INLINE int64_t bytes(int64_t rows, int64_t ld) {
     return (rows + 1) / 2 * 2 * ld * 2;
