@@ -43,7 +43,8 @@ neon() {
     say "no aarch64 compiler or no qemu-user: the NEON tests are left out"
     return
   fi
-  build aarch64 -DFLASHTILE_WERROR=ON
+  build aarch64 -DFLASHTILE_WERROR=ON -- \
+    flashtile_cli unit_tests conformance_tests capi_tests capi_attention capi_old_header
   say "testing build/aarch64 under qemu"
   ctest --test-dir build/aarch64 --label-regex quick --tests-regex "$neon_tests" \
     >build/aarch64/ctest.log 2>&1 ||

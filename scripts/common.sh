@@ -23,10 +23,15 @@ fuzzing_clang() {
   rm -rf "$probe"
 }
 
-# build PRESET [cmake arguments]: configures and builds build/PRESET.
+# build PRESET [cmake arguments] [-- targets]: configures and builds build/PRESET.
 build() {
-  local preset=$1
+  local preset=$1 arguments=()
   shift
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do
+    arguments+=("$1")
+    shift
+  done
+  [ $# -eq 0 ] || shift
   if command -v ninja >/dev/null; then
     export CMAKE_GENERATOR=Ninja
   fi
@@ -36,9 +41,9 @@ build() {
   fi
   say "building build/$preset"
   mkdir -p "build/$preset"
-  cmake --preset "$preset" "$@" >"build/$preset/configure.log" 2>&1 ||
+  cmake --preset "$preset" "${arguments[@]}" >"build/$preset/configure.log" 2>&1 ||
     { cat "build/$preset/configure.log"; fail "cmake --preset $preset"; }
   grep '^-- flashtile:' "build/$preset/configure.log" || true
-  cmake --build "build/$preset" -j "$(nproc)" >"build/$preset/build.log" 2>&1 ||
+  cmake --build "build/$preset" -j "$(nproc)" ${1:+--target "$@"} >"build/$preset/build.log" 2>&1 ||
     { tail -n 60 "build/$preset/build.log"; fail "build of build/$preset"; }
 }
