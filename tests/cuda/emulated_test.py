@@ -55,6 +55,7 @@ HOPPER_PROBLEMS = [
     "attention_fwd:b1:hq1:sq200:sk60:d96:causal:lse:bf16",
     "attention_fwd:b1:hq2:sq100:sk400:d128:softmax_scale=40:lse:bf16",
     "attention_fwd:b1:hq1:sq70:sk100:d192:dv128:lse:bf16",
+    "attention_fwd:b2:hq2:sq70:sk100:d64:lines5:cache_batch_idx:lse:bf16",
 ]
 
 

@@ -123,7 +123,7 @@ TEST_F(FakeAttention, BackwardLaunchesWhatItsPlanNamesInOrder) {
 /// All fill the device, since a plan splits the keys of smaller ones, which is another kernel.
 TEST_F(FakeAttention, OtherNumbersCompileNothing) {
   const std::vector<std::vector<std::string>> rows = {
-      {":b4:hq8:hkv8:sq1024:sk1700:d64:bf16", ":b2:hq16:hkv16:sq2000:sk3000:d64:bf16",
+      {":b4:hq8:hkv8:sq1024:sk1700:d64:bf16", ":b2:hq16:hkv16:sq2000:sk2040:d64:bf16",
        ":b4:hq8:hkv8:sq1024:sk1700:d64:bf16:softmax_scale=0.03",
        ":b5:hq8:hkv4:sq900:sk1333:d64:bf16"},
       {":b4:hq8:hkv8:sq1024:d64:bf16:softcap=20:window_left=100:causal",

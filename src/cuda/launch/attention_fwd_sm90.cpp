@@ -83,6 +83,11 @@ void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& pl
   params.out = tensor_map(args.out, shape.block_m());
   params.lse = row_scalars_param(args.lse);
   params.grid = grid_param(problem, plan, workspace);
+  if (args.cache_batch_idx) {
+    params.cache_batch_idx = {static_cast<const char*>(args.cache_batch_idx.data),
+                              args.cache_batch_idx.strides[0] * dtype_bytes(DType::kI32)};
+  }
+  params.num_lines = static_cast<int>(args.k.shape[0]);
   params.seqlen_q = static_cast<int>(problem.max_seqlen_q);
   params.seqlen_k = static_cast<int>(problem.max_seqlen_k);
   params.diagonal = diagonal_of(problem);

@@ -23,7 +23,7 @@ struct Sm90Loader {
   uint32 num_keys = 0;  ///< key blocks that have been asked for
   // The values of the last of them come behind the next one's keys.
   bool owes_values = false;
-  int value_block = 0, value_head = 0, value_batch = 0;
+  int value_block = 0, value_head = 0, value_line = 0;
 
   FLASHTILE_DEVICE Sm90Loader(const Sm90ForwardParams& p, const Memory& m) : params(p), memory(m) {}
 
@@ -65,7 +65,7 @@ struct Sm90Loader {
     ++num_tiles;
   }
 
-  FLASHTILE_DEVICE void load_keys(int n_block, int head, int batch) {
+  FLASHTILE_DEVICE void load_keys(int n_block, int head, int line) {
     const uint32 stage = num_keys % Memory::kStages;
     wait(memory.key_free(stage), num_keys / Memory::kStages % 2 ^ 1);
     const uint32 barrier = memory.key_full(stage);
@@ -73,7 +73,7 @@ struct Sm90Loader {
     FLASHTILE_UNROLL
     for (int chunk = 0; chunk < Config::kHeadDim / 64; ++chunk) {
       load_box(memory.keys(stage) + static_cast<uint32>(chunk * kShape.key_chunk_bytes()), params.k,
-               barrier, chunk * 64, n_block * Config::kBlockN, head, batch, kEvictLast);
+               barrier, chunk * 64, n_block * Config::kBlockN, head, line, kEvictLast);
     }
     ++num_keys;
   }
@@ -88,8 +88,8 @@ struct Sm90Loader {
     FLASHTILE_UNROLL
     for (int chunk = 0; chunk < Config::kHeadDimV / 64; ++chunk) {
       load_box(memory.values(stage) + static_cast<uint32>(chunk * kShape.key_chunk_bytes()),
-               params.v, barrier, chunk * 64, value_block * Config::kBlockN, value_head,
-               value_batch, kEvictLast);
+               params.v, barrier, chunk * 64, value_block * Config::kBlockN, value_head, value_line,
+               kEvictLast);
     }
   }
 
@@ -100,20 +100,24 @@ struct Sm90Loader {
     uint32 unused;
     const int head_kv =
         static_cast<int>(divide(static_cast<uint32>(tile.head), params.grid.group_size, unused));
+    int line = tile.batch;
+    if (params.cache_batch_idx.data != nullptr) {
+      line = clamp(load_int(params.cache_batch_idx, line), 0, params.num_lines - 1);
+    }
     // With one buffer, queries can come only when the tile before has all its values.
     if (Memory::kBuffers > 1) load_queries(tile);
     bool has_queries = Memory::kBuffers > 1;
     FLASHTILE_NO_UNROLL
     for (int n_block = end_of_key_blocks<Config>(params, tile.m_block) - 1; n_block >= 0;
          --n_block) {
-      load_keys(n_block, head_kv, tile.batch);
+      load_keys(n_block, head_kv, line);
       if (owes_values) load_values(2);
       if (!has_queries) load_queries(tile);
       has_queries = true;
       owes_values = true;
       value_block = n_block;
       value_head = head_kv;
-      value_batch = tile.batch;
+      value_line = line;
     }
   }
 

@@ -32,6 +32,8 @@ struct Sm90ForwardParams {
   TensorMapParam q, k, v, out;
   RowScalarsParam lse;
   Sm90GridParam grid;
+  IntsParam cache_batch_idx;
+  int num_lines = 0;  ///< of keys and values
   int seqlen_q = 0;
   int seqlen_k = 0;  ///< those that some query sees
   /// Row q sees keys up to q + diagonal; with masks by position only.
