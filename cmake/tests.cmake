@@ -146,6 +146,10 @@ file(GLOB python_tests CONFIGURE_DEPENDS ${tests_dir}/*/*_test.py)
 if(Python3_FOUND AND NOT CMAKE_CROSSCOMPILING)
   foreach(source IN LISTS python_tests)
     cmake_path(GET source STEM stem)
+    # The emulated GPU changes stacks by itself, which AddressSanitizer does not follow.
+    if(FLASHTILE_SANITIZE AND stem STREQUAL "emulated_test")
+      continue()
+    endif()
     cmake_path(GET source PARENT_PATH folder)
     cmake_path(GET folder FILENAME folder)
     add_test(NAME ${folder}.${stem} COMMAND Python3::Interpreter ${source}
