@@ -56,6 +56,10 @@ HOPPER_PROBLEMS = [
     "attention_fwd:b1:hq2:sq100:sk400:d128:softmax_scale=40:lse:bf16",
     "attention_fwd:b1:hq1:sq70:sk100:d192:dv128:lse:bf16",
     "attention_fwd:b2:hq2:sq70:sk100:d64:lines5:cache_batch_idx:lse:bf16",
+    "attention_fwd:b2:hq2:cu_seqlens_q={0,30,240}:cu_seqlens_k={0,40,190}:d64:lse:bf16",
+    "attention_fwd:b3:hq2:hkv1:cu_seqlens_q={0,150,150,200}:cu_seqlens_k={0,100,160,300}:tq220"
+    ":d128:causal:lse:bf16",
+    "attention_fwd:b3:hq2:hkv1:sq70:sk150:d64:seqused_k={0,140,33}:leftpad_k={0,20,7}:causal:f16",
 ]
 
 

@@ -40,11 +40,13 @@ std::string refusal_of(const std::string& text, const std::string& arch = "sm_90
   }
 }
 
-TEST(Sm90Plan, TakesDenseProblemsOfHalfPrecision) {
+TEST(Sm90Plan, TakesWhatTheCopyEngineTakes) {
   for (const char* text :
        {"attention_fwd:b2:hq8:sq1000:d64:bf16", "attention_fwd:b2:hq8:sq1000:d64:causal:lse:f16",
         "attention_fwd:b9:hq8:hkv2:sq277:sk3000:d128:causal:bf16",
         "attention_fwd:b1:hq4:sq300:d192:dv128:bf16", "attention_fwd:b1:hq4:sq300:d80:bf16",
+        "attention_fwd:b2:hq16:cu_seqlens_q={0,300,700}:cu_seqlens_k={0,300,700}:d128:causal:bf16",
+        "attention_fwd:b2:hq8:sq300:sk400:d64:seqused_k:leftpad_k:f16",
         "attention_fwd:b1:hq4:sq9000:d256:bf16", "attention_fwd:b1:hq4:sq9:d256:f16"}) {
     EXPECT_EQ(refusal_of(text), "") << text;
   }
@@ -124,10 +126,16 @@ TEST(Sm90Plan, FitsRegistersAndSharedMemory) {
 TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
   if (Nvrtc::get() == nullptr) GTEST_SKIP() << Nvrtc::fault();
   if (!Nvrtc::get()->knows("sm_90a")) GTEST_SKIP() << "this NVRTC does not know sm_90a";
-  for (const char* text :
-       {"attention_fwd:b4:hq8:sq4096:d64:bf16", "attention_fwd:b4:hq8:sq1024:d64:causal:bf16",
-        "attention_fwd:b4:hq8:sq4096:d128:bf16", "attention_fwd:b4:hq8:sq1024:d128:causal:bf16",
-        "attention_fwd:b4:hq8:sq4096:d128:causal:f16", "attention_fwd:b4:hq8:sq4096:d256:bf16"}) {
+  for (
+      const char* text :
+      {"attention_fwd:b4:hq8:sq4096:d64:bf16", "attention_fwd:b4:hq8:sq1024:d64:causal:bf16",
+       "attention_fwd:b4:hq8:sq4096:d128:bf16", "attention_fwd:b4:hq8:sq1024:d128:causal:bf16",
+       "attention_fwd:b4:hq8:sq4096:d128:causal:f16",
+       "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d64:bf16",
+       "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d128:causal:bf16",
+       "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d256:causal:bf16",
+       "attention_fwd:b9:hq8:sq700:sk900:d128:seqused_k:f16",
+       "attention_fwd:b4:hq8:sq4096:d256:bf16"}) {
     SCOPED_TRACE(text);
     const CompiledKernel compiled =
         Nvrtc::get()->compile(program_of(kernels_of(text, "sm90").front().source));

@@ -14,17 +14,20 @@ namespace {
 
 constexpr int32_t kChunkColumns = 64;
 
-/// Boxes of 64 columns and `box_rows` rows of one head of (batch, seqlen, heads, dim).
+/// Boxes of 64 columns and `box_rows` rows of one head of (batch, seqlen, heads, dim), or of
+/// (total, heads, dim).
 device::TensorMapParam tensor_map(const TensorView& tensor, int box_rows) {
   TensorMapSpec spec;
   spec.dtype = tensor.dtype;
   spec.data = tensor.data;
   spec.ndim = 4;
-  constexpr size_t kOrder[] = {3, 1, 2, 0};
+  // Packed ones are of one batch.
+  const size_t first = tensor.ndim == 4 ? 1 : 0;
+  const size_t order[] = {first + 2, first, first + 1, 0};
   for (size_t i = 0; i < 4; ++i) {
-    spec.shape[i] = tensor.shape[kOrder[i]];
+    spec.shape[i] = i == 3 && tensor.ndim == 3 ? 1 : tensor.shape[order[i]];
     // The stride of what is there once may be anything; the engine wants a good one.
-    spec.strides[i] = spec.shape[i] == 1 ? kChunkColumns : tensor.strides[kOrder[i]];
+    spec.strides[i] = spec.shape[i] == 1 ? kChunkColumns : tensor.strides[order[i]];
   }
   spec.strides[0] = 1;
   spec.box = {kChunkColumns, box_rows, 1, 1, 1};
@@ -83,11 +86,11 @@ void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& pl
   params.out = tensor_map(args.out, shape.block_m());
   params.lse = row_scalars_param(args.lse);
   params.grid = grid_param(problem, plan, workspace);
-  if (args.cache_batch_idx) {
-    params.cache_batch_idx = {static_cast<const char*>(args.cache_batch_idx.data),
-                              args.cache_batch_idx.strides[0] * dtype_bytes(DType::kI32)};
-  }
-  params.num_lines = static_cast<int>(args.k.shape[0]);
+  params.lengths = lengths_param(problem, args);
+  params.position = position_param(problem);
+  params.out_rows = rows_param(args.out);
+  params.num_heads = static_cast<int>(problem.num_heads);
+  params.head_dim_v = static_cast<int>(problem.head_dim_v);
   params.seqlen_q = static_cast<int>(problem.max_seqlen_q);
   params.seqlen_k = static_cast<int>(problem.max_seqlen_k);
   params.diagonal = diagonal_of(problem);

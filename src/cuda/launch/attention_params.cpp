@@ -25,6 +25,8 @@ device::IntsParam ints_param(const TensorView& tensor) {
   return {static_cast<const char*>(tensor.data), stride_bytes(tensor, 0)};
 }
 
+}  // namespace
+
 device::LengthsParam lengths_param(const AttentionProblem& problem, const AttentionArgs& args) {
   device::LengthsParam lengths;
   lengths.cu_seqlens_q = ints_param(args.cu_seqlens_q);
@@ -60,8 +62,6 @@ device::PositionParam position_param(const AttentionProblem& problem) {
   position.chunk = std::min(problem.attention_chunk.value_or(0), kUnbounded);
   return position;
 }
-
-}  // namespace
 
 device::DivisorParam divisor_param(int64_t value) {
   device::DivisorParam divisor;

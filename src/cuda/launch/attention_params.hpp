@@ -25,6 +25,10 @@ device::DivisorParam divisor_param(int64_t value);
 /// Rows of (batch, seqlen, heads, dim) or (total, heads, dim); of nothing where there is no tensor.
 device::RowsParam rows_param(const TensorView& tensor);
 
+/// Which rows sequences have, and masks by position.
+device::LengthsParam lengths_param(const AttentionProblem& problem, const AttentionArgs& args);
+device::PositionParam position_param(const AttentionProblem& problem);
+
 /// Numbers of (batch, heads, seqlen_q) or (heads, total_q).
 device::RowScalarsParam row_scalars_param(const TensorView& tensor);
 

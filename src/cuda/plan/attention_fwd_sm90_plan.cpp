@@ -20,9 +20,7 @@ constexpr int64_t kMib = int64_t{1} << 20;
 /// The name of an option that the kernel does not have.
 std::string_view missing_option(const AttentionProblem& problem) {
   const std::pair<bool, std::string_view> options[] = {
-      {problem.is_packed_q || problem.is_packed_k, "packed sequences"},
       {problem.page_size > 0 || problem.has_block_table, "paged keys"},
-      {problem.has_seqused || problem.has_leftpad, "lengths of single sequences"},
       {problem.has_new_keys || problem.rotary_dim > 0, "new keys or rotary embedding"},
       {problem.window_left || problem.attention_chunk, "windows that end on the left"},
       {problem.softcap.has_value(), "softcap"},
@@ -52,6 +50,11 @@ std::string refuse_layout(std::string_view name, const TensorLayout& layout) {
          "positive multiples of 16 bytes, and rows contiguous";
 }
 
+/// True when sequences may have different lengths.
+bool lengths_differ(const AttentionProblem& problem) {
+  return problem.is_packed_q || problem.is_packed_k || problem.has_seqused || problem.has_leftpad;
+}
+
 int padded_head_dim(int64_t head_dim) { return static_cast<int>(round_up(head_dim, 64)); }
 
 }  // namespace
@@ -79,6 +82,12 @@ std::string refuse_attention_fwd_sm90(const AttentionProblem& problem) {
   if (std::max(problem.max_seqlen_q, problem.max_seqlen_k) > kMaxSeqlen) {
     return "takes sequences of at most " + std::to_string(kMaxSeqlen) + " rows";
   }
+  if (std::max(problem.total_q, problem.total_k) > kMaxSeqlen && lengths_differ(problem)) {
+    return "takes at most " + std::to_string(kMaxSeqlen) + " packed rows";
+  }
+  if (problem.is_packed_q && problem.head_dim_v % 8 != 0) {
+    return "takes packed rows of whole multiples of 16 bytes";
+  }
   constexpr int64_t kMaxTiles = int64_t{1} << 30;
   if (problem.batch_size * problem.num_heads > kMaxTiles / ceil_div(problem.max_seqlen_q, 64)) {
     return "takes at most " + std::to_string(kMaxTiles) + " blocks of 64 queries";
@@ -98,8 +107,10 @@ std::string leave_to_portable(const AttentionProblem& problem) {
   if (problem.max_seqlen_k < kManyKeys) return {};
   const int64_t block_m = choose_sm90_tiling(problem).shape.block_m();
   const int64_t num_pairs = problem.batch_size * problem.num_heads;
-  const int64_t num_tiles = ceil_div(problem.max_seqlen_q, block_m) * num_pairs;
-  const int64_t num_rows = problem.max_seqlen_q * num_pairs;
+  const int64_t num_tiles = problem.is_packed_q
+                                ? problem.total_q / block_m * problem.num_heads + num_pairs
+                                : ceil_div(problem.max_seqlen_q, block_m) * num_pairs;
+  const int64_t num_rows = problem.total_q * problem.num_heads;
   const int64_t capacity = std::max<int64_t>(num_tiles, problem.gpu->num_sms) * block_m;
   if (5 * num_rows > 2 * capacity) return {};
   return "leaves few queries to a kernel that splits the keys: " + std::to_string(num_rows) +
@@ -117,7 +128,7 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   const bool is_bf16 = problem.dtype == DType::kBF16;
   const bool is_short = problem.max_seqlen_k <= 2048;
   // Taking tiles costs a memset in front, and short rows differ little.
-  tiling.is_dynamic = is_causal && problem.max_seqlen_k > 512;
+  tiling.is_dynamic = (is_causal && problem.max_seqlen_k > 512) || lengths_differ(problem);
   tiling.section_bytes = (problem.max_seqlen_k <= 512 ? 8 : 32) * kMib;
   if (is_bf16) tiling.reference = Sm90Reference::kFirstBlock;
   if (largest <= 64) {
@@ -146,13 +157,16 @@ Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling
   Sm90ForwardPlan plan;
   plan.tiling = tiling;
   plan.has_diagonal = problem.window_right.has_value();
+  plan.has_lengths = lengths_differ(problem);
   plan.num_m_blocks = ceil_div(problem.max_seqlen_q, tiling.shape.block_m());
   plan.num_pairs = problem.batch_size * problem.num_heads;
   plan.num_tiles = plan.num_m_blocks * plan.num_pairs;
   plan.num_ctas = std::min<int64_t>(plan.num_tiles, problem.gpu->num_sms);
   if (plan.has_diagonal) {
     const int64_t head_bytes =
-        problem.max_seqlen_k * (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.dtype);
+        (problem.is_packed_k ? ceil_div(problem.total_k, problem.batch_size) + 1
+                             : problem.max_seqlen_k) *
+        (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.dtype);
     const int64_t heads_kv = std::max<int64_t>(1, tiling.section_bytes / head_bytes);
     plan.section_pairs = std::min(heads_kv * problem.group_size(), plan.num_pairs);
   }
@@ -182,6 +196,7 @@ KernelChoice sm90_kernel(const AttentionProblem& problem, const Sm90ForwardPlan&
       "  static constexpr Reference kReference = Reference::" +
       std::string(references[static_cast<size_t>(tiling.reference)]) + ";\n" +
       config_bool("kHasDiagonal", plan.has_diagonal) +
+      config_bool("kHasLengths", plan.has_lengths) + config_bool("kPackedQ", problem.is_packed_q) +
       config_bool("kIsDynamic", tiling.is_dynamic) +
       config_bool("kQueryInRegisters", tiling.query_in_registers) +
       config_bool("kTakesTurns", tiling.takes_turns) +

@@ -28,6 +28,7 @@ struct Sm90Tiling {
 struct Sm90ForwardPlan {
   Sm90Tiling tiling;
   bool has_diagonal = false;  ///< rows see keys up to a diagonal
+  bool has_lengths = false;   ///< device memory says which rows a sequence has
   int64_t num_m_blocks = 0;
   int64_t num_pairs = 0;  ///< (batch, head)
   int64_t section_pairs = 1;

@@ -57,17 +57,27 @@ struct Sm90Compute {
     return of.m_block * kShape.block_m();
   }
   /// Keys from here on are not seen by the row.
-  FLASHTILE_DEVICE int end_of_keys(int row) const {
-    if constexpr (!Config::kHasDiagonal) return params.seqlen_k;
-    const int end = row + params.diagonal + 1;
-    return end < params.seqlen_k ? end : params.seqlen_k;
+  FLASHTILE_DEVICE int end_of_keys(const Sm90Tile& of, int row) const {
+    const int seqlen_k = seqlen_k_of(of);
+    if constexpr (!Config::kHasDiagonal) return seqlen_k;
+    const int end = row + diagonal_of(of) + 1;
+    return end < seqlen_k ? end : seqlen_k;
+  }
+  FLASHTILE_DEVICE int seqlen_q_of(const Sm90Tile& of) const {
+    return Config::kHasLengths ? of.seqlen_q : params.seqlen_q;
+  }
+  FLASHTILE_DEVICE int seqlen_k_of(const Sm90Tile& of) const {
+    return Config::kHasLengths ? of.seqlen_k : params.seqlen_k;
+  }
+  FLASHTILE_DEVICE int diagonal_of(const Sm90Tile& of) const {
+    return Config::kHasLengths ? of.diagonal : params.diagonal;
   }
 
   /// Values of keys that no row of the tile sees may be anything, and a weight of 0 hides nothing.
   /// Of the block whose keys were the last.
   FLASHTILE_DEVICE void clear_unseen_values(int n_block) {
-    if constexpr (!Config::kHasDiagonal) return;
-    const int end = end_of_keys(first_row(tile) + kShape.block_m() - 1);
+    if constexpr (!Config::kHasDiagonal && !Config::kHasLengths) return;
+    const int end = end_of_keys(tile, first_row(tile) + kShape.block_m() - 1);
     const int seen = end - n_block * kBlockN;
     if (seen >= kBlockN) return;
     wait_for_values(1);
@@ -100,10 +110,10 @@ struct Sm90Compute {
   FLASHTILE_DEVICE void start_tile(const Sm90Tile& next) {
     tile = next;
     const int first = first_row(tile) + group * 64;
-    int plain = params.seqlen_k;
+    int plain = seqlen_k_of(tile);
     // One less than the first row sees: then each row sees a key in the blocks behind.
     if constexpr (Config::kHasDiagonal) {
-      const int seen = first + params.diagonal;
+      const int seen = first + diagonal_of(tile);
       plain = seen < plain ? (seen < 0 ? 0 : seen) : plain;
     }
     end_of_plain = tile.kind == kTileToRedo ? 0 : plain / kBlockN;
@@ -188,7 +198,7 @@ struct Sm90Compute {
     const int row = first_row(tile) + tile_row(thread, thread % kWarpSize / 4);
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int end = end_of_keys(row + half * 8) - n_block * kBlockN - thread % 4 * 2;
+      const int end = end_of_keys(tile, row + half * 8) - n_block * kBlockN - thread % 4 * 2;
       FLASHTILE_UNROLL
       for (int n = 0; n < kBlockN / 8; ++n) {
         FLASHTILE_UNROLL
@@ -269,7 +279,7 @@ struct Sm90Compute {
   /// The first key block of a tile, with nothing beside it.
   FLASHTILE_DEVICE int first_block(const Sm90Tile& first) {
     start_tile(first);
-    const int n_block = end_of_key_blocks<Config>(params, tile.m_block) - 1;
+    const int n_block = end_of_key_blocks<Config>(params, tile) - 1;
     take_queries();
     wait_for_keys();
     take_turn();
@@ -309,7 +319,7 @@ struct Sm90Compute {
     Softmax old = softmax;
     const Sm90Tile old_tile = tile;
     start_tile(next);
-    const int n_block = end_of_key_blocks<Config>(params, tile.m_block) - 1;
+    const int n_block = end_of_key_blocks<Config>(params, tile) - 1;
     softmax.reset(kFollows || Config::kReference == Sm90Reference::kFirstBlock ||
                   tile.kind == kTileToRedo);
     float factors[2];
@@ -346,15 +356,16 @@ struct Sm90Compute {
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const float sum = rows.sum[half];
-      is_good = is_good && rows.is_in_range(half, end_of_keys(row + half * 8) > 0);
+      is_good = is_good && rows.is_in_range(half, end_of_keys(done, row + half * 8) > 0);
       // A row that sees nothing has the sum 0 and gives 0.
       factors[half] = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
-      if (thread % 4 == 0 && params.lse.data != nullptr && row + half * 8 < params.seqlen_q) {
+      if (thread % 4 == 0 && params.lse.data != nullptr && row + half * 8 < seqlen_q_of(done)) {
         const float base =
             rows.reference[half] == -infinity() ? 0.0f : rows.reference[half] * params.scale;
-        char* address = reinterpret_cast<char*>(params.lse.data) +
-                        done.batch * params.lse.batch_stride + done.head * params.lse.head_stride +
-                        (row + half * 8) * params.lse.row_stride;
+        char* address =
+            reinterpret_cast<char*>(params.lse.data) + done.batch * params.lse.batch_stride +
+            done.head * params.lse.head_stride +
+            ((Config::kPackedQ ? done.q_begin : 0) + row + half * 8) * params.lse.row_stride;
         *reinterpret_cast<float*>(address) =
             sum == 0.0f ? -infinity() : (base + log2_approx(sum)) * kLn2;
       }
@@ -392,9 +403,32 @@ struct Sm90Compute {
                               static_cast<uint32>(thread % 4 * 4);
                      });
     }
+    if constexpr (Config::kPackedQ) store_last_rows(done, thread, piece_address);
     fence_shared_for_async();
     sync_warp();
     arrive_if(memory.results_full(buffer), thread % kWarpSize == 0);
+  }
+
+  /// Where the sequence ends in the tile, its rows are stored by the warps that hold them, and not
+  /// by the copy engine: others follow.
+  template <class PieceAddress>
+  FLASHTILE_DEVICE void store_last_rows(const Sm90Tile& done, int thread,
+                                        const PieceAddress& piece_address) const {
+    const int rows_left = done.seqlen_q - first_row(done);
+    if (rows_left >= kShape.block_m()) return;
+    sync_warp();
+    constexpr int kPieces = kHeadDimV / 8;
+    FLASHTILE_NO_UNROLL
+    for (int i = thread % kWarpSize; i < 16 * kPieces; i += kWarpSize) {
+      const int number = i / kPieces;
+      const int piece = i % kPieces;
+      const int row = tile_row(thread, number);
+      if (row >= rows_left || piece * 8 >= params.head_dim_v) continue;
+      store_vector(params.out_rows.data + done.head * params.out_rows.head_stride +
+                       (done.q_begin + first_row(done) + row) * params.out_rows.row_stride +
+                       piece * 16,
+                   load_shared_vector(piece_address(number, piece / 2, piece % 2)));
+    }
   }
 
   /// The blocks of a tile behind its first.

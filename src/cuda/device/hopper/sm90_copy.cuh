@@ -7,6 +7,7 @@
 #include "cuda/device/hopper/sm90_memory.cuh"
 #include "cuda/device/ptx/exchange.cuh"
 #include "cuda/device/ptx/tensor_copy.cuh"
+#include "cuda/device/schedule/sequence.cuh"
 #include "cuda/device/schedule/tile.cuh"
 
 namespace flashtile::device {
@@ -21,9 +22,11 @@ struct Sm90Loader {
   uint32 num_published = 0;
   uint32 num_tiles = 0;
   uint32 num_keys = 0;  ///< key blocks that have been asked for
+  int line = 0;         ///< of keys and values
+  int first_key = 0;
   // The values of the last of them come behind the next one's keys.
   bool owes_values = false;
-  int value_block = 0, value_head = 0, value_line = 0;
+  int first_value = 0, value_head = 0, value_line = 0;
 
   FLASHTILE_DEVICE Sm90Loader(const Sm90ForwardParams& p, const Memory& m) : params(p), memory(m) {}
 
@@ -32,13 +35,24 @@ struct Sm90Loader {
     wait(memory.tile_free(slot), num_published / Memory::kSlots % 2 ^ 1);
     const uint32 address = memory.tile_slot(slot);
     store_shared(address + 16, static_cast<uint32>(tile_idx));
+    if constexpr (Config::kHasLengths) {
+      store_shared(address + 32,
+                   Vector4{static_cast<uint32>(tile.seqlen_q), static_cast<uint32>(tile.seqlen_k),
+                           static_cast<uint32>(tile.diagonal), static_cast<uint32>(tile.q_begin)});
+    }
     store_shared(address, Vector4{static_cast<uint32>(tile.m_block), static_cast<uint32>(tile.head),
                                   static_cast<uint32>(tile.batch), tile.kind});
     arrive(memory.tile_full(slot));
     ++num_published;
   }
 
-  FLASHTILE_DEVICE Sm90Tile find(int tile_idx, uint32 kind) const {
+  FLASHTILE_DEVICE void publish_end(uint32 kind) {
+    Sm90Tile none = {};
+    none.kind = kind;
+    publish(none, 0);
+  }
+
+  FLASHTILE_DEVICE Sm90Tile find(int tile_idx, uint32 kind) {
     const Sm90GridParam& grid = params.grid;
     uint32 rest, place, head;
     const uint32 section = divide(static_cast<uint32>(tile_idx), grid.tiles_per_section, rest);
@@ -47,8 +61,40 @@ struct Sm90Loader {
     const int rank = static_cast<int>(
         divide(rest, is_last ? grid.pairs_of_last_section : grid.pairs_per_section, place));
     const int batch = static_cast<int>(divide(first_pair + place, grid.heads, head));
-    return {grid.descending ? grid.num_m_blocks - 1 - rank : rank, static_cast<int>(head), batch,
-            kind};
+    Sm90Tile tile = {};
+    tile.m_block = grid.descending ? grid.num_m_blocks - 1 - rank : rank;
+    tile.head = static_cast<int>(head);
+    tile.batch = batch;
+    tile.kind = kind;
+    const Sequence sequence =
+        load_sequence<Config::kHasLengths>(params.lengths, params.position, batch);
+    line = sequence.line;
+    if constexpr (Config::kHasLengths) find_lengths(sequence, tile);
+    return tile;
+  }
+
+  FLASHTILE_DEVICE void find_lengths(const Sequence& sequence, Sm90Tile& tile) {
+    if constexpr (Config::kPackedQ) tile.batch = 0;
+    tile.seqlen_q = sequence.seqlen_q;
+    tile.seqlen_k = sequence.seqlen_k;
+    tile.q_begin = static_cast<int>(sequence.q_begin);
+    first_key = static_cast<int>(sequence.k_begin) + sequence.leftpad;
+    if constexpr (Config::kHasDiagonal) {
+      constexpr int64 kFar = 1 << 30;
+      const int64 upper = params.position.upper < 4 * kFar ? params.position.upper : 4 * kFar;
+      tile.diagonal = static_cast<int>(clamp<int64>(
+          clamp<int64>(sequence.query_offset, -2 * kFar, kFar) + upper, -kFar, kFar - 1));
+      tile.seqlen_k = clamp(tile.seqlen_q + tile.diagonal, 0, tile.seqlen_k);
+    }
+  }
+
+  /// False where a sequence has ended before: longer ones have tiles there.
+  FLASHTILE_DEVICE bool is_there(const Sm90Tile& tile) const {
+    return !Config::kPackedQ || tile.m_block * kShape.block_m() < tile.seqlen_q;
+  }
+
+  FLASHTILE_DEVICE static int first_row(const Sm90Tile& tile) {
+    return (Config::kPackedQ ? tile.q_begin : 0) + tile.m_block * kShape.block_m();
   }
 
   FLASHTILE_DEVICE void load_queries(const Sm90Tile& tile) {
@@ -59,13 +105,12 @@ struct Sm90Loader {
     FLASHTILE_UNROLL
     for (int chunk = 0; chunk < Config::kHeadDim / 64; ++chunk) {
       load_box(memory.queries(buffer) + static_cast<uint32>(chunk * kShape.query_chunk_bytes()),
-               params.q, barrier, chunk * 64, tile.m_block * kShape.block_m(), tile.head,
-               tile.batch, kEvictFirst);
+               params.q, barrier, chunk * 64, first_row(tile), tile.head, tile.batch, kEvictFirst);
     }
     ++num_tiles;
   }
 
-  FLASHTILE_DEVICE void load_keys(int n_block, int head, int line) {
+  FLASHTILE_DEVICE void load_keys(int key, int head) {
     const uint32 stage = num_keys % Memory::kStages;
     wait(memory.key_free(stage), num_keys / Memory::kStages % 2 ^ 1);
     const uint32 barrier = memory.key_full(stage);
@@ -73,7 +118,7 @@ struct Sm90Loader {
     FLASHTILE_UNROLL
     for (int chunk = 0; chunk < Config::kHeadDim / 64; ++chunk) {
       load_box(memory.keys(stage) + static_cast<uint32>(chunk * kShape.key_chunk_bytes()), params.k,
-               barrier, chunk * 64, n_block * Config::kBlockN, head, line, kEvictLast);
+               barrier, chunk * 64, key, head, line, kEvictLast);
     }
     ++num_keys;
   }
@@ -88,8 +133,7 @@ struct Sm90Loader {
     FLASHTILE_UNROLL
     for (int chunk = 0; chunk < Config::kHeadDimV / 64; ++chunk) {
       load_box(memory.values(stage) + static_cast<uint32>(chunk * kShape.key_chunk_bytes()),
-               params.v, barrier, chunk * 64, value_block * Config::kBlockN, value_head, value_line,
-               kEvictLast);
+               params.v, barrier, chunk * 64, first_value, value_head, value_line, kEvictLast);
     }
   }
 
@@ -100,22 +144,18 @@ struct Sm90Loader {
     uint32 unused;
     const int head_kv =
         static_cast<int>(divide(static_cast<uint32>(tile.head), params.grid.group_size, unused));
-    int line = tile.batch;
-    if (params.cache_batch_idx.data != nullptr) {
-      line = clamp(load_int(params.cache_batch_idx, line), 0, params.num_lines - 1);
-    }
     // With one buffer, queries can come only when the tile before has all its values.
     if (Memory::kBuffers > 1) load_queries(tile);
     bool has_queries = Memory::kBuffers > 1;
     FLASHTILE_NO_UNROLL
-    for (int n_block = end_of_key_blocks<Config>(params, tile.m_block) - 1; n_block >= 0;
-         --n_block) {
-      load_keys(n_block, head_kv, line);
+    for (int n_block = end_of_key_blocks<Config>(params, tile) - 1; n_block >= 0; --n_block) {
+      const int key = (Config::kHasLengths ? first_key : 0) + n_block * Config::kBlockN;
+      load_keys(key, head_kv);
       if (owes_values) load_values(2);
       if (!has_queries) load_queries(tile);
       has_queries = true;
       owes_values = true;
-      value_block = n_block;
+      first_value = key;
       value_head = head_kv;
       value_line = line;
     }
@@ -135,12 +175,13 @@ struct Sm90Loader {
         next = static_cast<int>(num_ctas()) +
                static_cast<int>(atomic_increment(params.grid.num_taken));
       }
-      load(find(tile_idx, kTileToDo), tile_idx);
+      const Sm90Tile tile = find(tile_idx, kTileToDo);
+      if (is_there(tile)) load(tile, tile_idx);
       tile_idx = next;
     }
     pay_values();
     if constexpr (Config::kReference != Sm90Reference::kMaximum) {
-      publish({0, 0, 0, kNoTileYet}, 0);
+      publish_end(kNoTileYet);
       wait(memory.list_full(), 0);
       tile_idx = static_cast<int>(load_shared_word(memory.list_head()));
       if (tile_idx >= 0) {
@@ -153,7 +194,7 @@ struct Sm90Loader {
         pay_values();
       }
     }
-    publish({0, 0, 0, kNoTileEver}, 0);
+    publish_end(kNoTileEver);
   }
 };
 
@@ -172,7 +213,7 @@ struct Sm90Storer {
     for (int chunk = 0; chunk < Config::kHeadDimV / 64; ++chunk) {
       store_box(params.out,
                 memory.queries(buffer) + static_cast<uint32>(chunk * kShape.query_chunk_bytes()),
-                chunk * 64, tile.m_block * kShape.block_m(), tile.head, tile.batch);
+                chunk * 64, Sm90Loader<Config>::first_row(tile), tile.head, tile.batch);
     }
     commit_stores();
     wait_until_stores_have_read();
@@ -188,10 +229,19 @@ struct Sm90Storer {
       wait(memory.tile_full(slot), num_read / Memory::kSlots % 2);
       const Vector4 entry = load_shared_vector(memory.tile_slot(slot));
       const int tile_idx = static_cast<int>(load_shared_word(memory.tile_slot(slot) + 16));
+      Sm90Tile tile = {};
+      tile.m_block = static_cast<int>(entry.x);
+      tile.head = static_cast<int>(entry.y);
+      tile.batch = static_cast<int>(entry.z);
+      tile.kind = entry.w;
+      bool is_whole = true;
+      if constexpr (Config::kPackedQ) {
+        tile.q_begin = static_cast<int>(load_shared_word(memory.tile_slot(slot) + 44));
+        const uint32 seqlen_q = load_shared_word(memory.tile_slot(slot) + 32);
+        is_whole = (tile.m_block + 1) * kShape.block_m() <= static_cast<int>(seqlen_q);
+      }
       arrive(memory.tile_free(slot));
       ++num_read;
-      const Sm90Tile tile = {static_cast<int>(entry.x), static_cast<int>(entry.y),
-                             static_cast<int>(entry.z), entry.w};
       if (tile.kind == kNoTileEver) break;
       if (tile.kind == kNoTileYet) {
         store_shared(memory.list_head(), static_cast<uint32>(last_failed));
@@ -206,7 +256,7 @@ struct Sm90Storer {
         store_shared(memory.failed_flag(buffer), uint32{0});
         params.grid.next_failed[tile_idx] = last_failed;
         last_failed = tile_idx;
-      } else {
+      } else if (is_whole) {
         store(tile, buffer);
       }
       arrive(memory.query_free(buffer));
@@ -214,5 +264,31 @@ struct Sm90Storer {
     wait_for_stores();
   }
 };
+
+/// Rows of packed queries that no sequence covers: out 0, lse -inf. By two warps.
+template <class Config>
+FLASHTILE_DEVICE void fill_uncovered_rows(const Sm90ForwardParams& params) {
+  const LengthsParam& lengths = params.lengths;
+  const int64 first =
+      clamp<int64>(load_int(lengths.cu_seqlens_q, lengths.batch_size), 0, lengths.total_q);
+  const int thread = thread_idx() % (2 * kWarpSize);
+  const int pieces = (params.head_dim_v + 7) / 8;
+  FLASHTILE_NO_UNROLL
+  for (int64 row = first + cta_idx(); row < lengths.total_q; row += num_ctas()) {
+    char* out = params.out_rows.data + row * params.out_rows.row_stride;
+    FLASHTILE_NO_UNROLL
+    for (int i = thread; i < params.num_heads * pieces; i += 2 * kWarpSize) {
+      store_vector(out + i / pieces * params.out_rows.head_stride + i % pieces * 16,
+                   Vector4{0, 0, 0, 0});
+    }
+    if (params.lse.data == nullptr) continue;
+    FLASHTILE_NO_UNROLL
+    for (int head = thread; head < params.num_heads; head += 2 * kWarpSize) {
+      *reinterpret_cast<float*>(reinterpret_cast<char*>(params.lse.data) +
+                                head * params.lse.head_stride + row * params.lse.row_stride) =
+          -infinity();
+    }
+  }
+}
 
 }  // namespace flashtile::device

@@ -28,8 +28,13 @@ enum Sm90TileKind : uint32 {
 struct Sm90Tile {
   int m_block;
   int head;
-  int batch;
+  int batch;  ///< of q; 0 where it is packed
   uint32 kind;
+  // Where lengths differ; elsewhere they are arguments of the kernel.
+  int seqlen_q;
+  int seqlen_k;  ///< keys that some query sees
+  int diagonal;
+  int q_begin;
 
   FLASHTILE_DEVICE bool is_tile() const { return kind <= kTileToRedo; }
 };
@@ -137,9 +142,18 @@ struct Sm90TileReader {
     const Vector4 entry = load_shared_vector(memory.tile_slot(slot));
     ++num_read;
     // The same in every lane, and the compiler knows it. All lanes have read the entry then.
-    const Sm90Tile tile = {static_cast<int>(shuffle(entry.x, 0)),
-                           static_cast<int>(shuffle(entry.y, 0)),
-                           static_cast<int>(shuffle(entry.z, 0)), shuffle(entry.w, 0)};
+    Sm90Tile tile;
+    tile.m_block = static_cast<int>(shuffle(entry.x, 0));
+    tile.head = static_cast<int>(shuffle(entry.y, 0));
+    tile.batch = static_cast<int>(shuffle(entry.z, 0));
+    tile.kind = shuffle(entry.w, 0);
+    if constexpr (Config::kHasLengths) {
+      const Vector4 lengths = load_shared_vector(memory.tile_slot(slot) + 32);
+      tile.seqlen_q = static_cast<int>(shuffle(lengths.x, 0));
+      tile.seqlen_k = static_cast<int>(shuffle(lengths.y, 0));
+      tile.diagonal = static_cast<int>(shuffle(lengths.z, 0));
+      tile.q_begin = static_cast<int>(shuffle(lengths.w, 0));
+    }
     arrive_if(memory.tile_free(slot), lane_idx() == 0);
     return tile;
   }
@@ -147,10 +161,11 @@ struct Sm90TileReader {
 
 /// One past the last key block that a tile visits; every tile visits one at least.
 template <class Config>
-FLASHTILE_DEVICE int end_of_key_blocks(const Sm90ForwardParams& params, int m_block) {
-  int num_keys = params.seqlen_k;
+FLASHTILE_DEVICE int end_of_key_blocks(const Sm90ForwardParams& params, const Sm90Tile& tile) {
+  int num_keys = Config::kHasLengths ? tile.seqlen_k : params.seqlen_k;
   if constexpr (Config::kHasDiagonal) {
-    const int seen = (m_block + 1) * Sm90Memory<Config>::kShape.block_m() + params.diagonal;
+    const int seen = (tile.m_block + 1) * Sm90Memory<Config>::kShape.block_m() +
+                     (Config::kHasLengths ? tile.diagonal : params.diagonal);
     if (seen < num_keys) num_keys = seen;
   }
   if (num_keys < 1) num_keys = 1;

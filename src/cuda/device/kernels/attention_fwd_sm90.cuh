@@ -30,6 +30,12 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(128 * (Config::kNumWarpgroups + 1), 1)
     } else if (warp == 1 && lane_idx() == 0) {
       Sm90Storer<Config>(params, memory).run();
     }
+    if constexpr (Config::kPackedQ) {
+      if (warp >= 2) {
+        wait_for_previous_grid();
+        fill_uncovered_rows<Config>(params);
+      }
+    }
   } else {
     claim_registers<Config::kComputeRegisters>();
     Sm90Compute<Config>(params, memory).run();

@@ -32,12 +32,15 @@ struct Sm90ForwardParams {
   TensorMapParam q, k, v, out;
   RowScalarsParam lse;
   Sm90GridParam grid;
-  IntsParam cache_batch_idx;
-  int num_lines = 0;  ///< of keys and values
+  LengthsParam lengths;
+  PositionParam position;
+  RowsParam out_rows;  ///< what `out` describes, for tiles that another sequence follows
   int seqlen_q = 0;
   int seqlen_k = 0;  ///< those that some query sees
   /// Row q sees keys up to q + diagonal; with masks by position only.
   int diagonal = 0;
+  int num_heads = 0;
+  int head_dim_v = 0;
   float scale = 1;  ///< of logits, to powers of two; positive
 };
 
@@ -51,7 +54,7 @@ struct Sm90Shape {
   int num_query_buffers = 2;  ///< results leave through them; 2: tiles overlap
 
   static constexpr int kTileSlots = 4;
-  static constexpr int kTileSlotBytes = 32;
+  static constexpr int kTileSlotBytes = 48;
   static constexpr int kAlignment = 1024;
 
   constexpr int block_m() const { return 64 * num_warpgroups; }

@@ -52,8 +52,8 @@ FLASHTILE_DEVICE int load_new_keys(const LengthsParam& lengths, int batch_idx, i
 
 /// kHasLengths: device memory may say which rows a sequence has.
 template <bool kHasLengths = true>
-FLASHTILE_DEVICE Sequence load_sequence(const AttentionParams& params, int batch_idx) {
-  const LengthsParam& lengths = params.lengths;
+FLASHTILE_DEVICE Sequence load_sequence(const LengthsParam& lengths, const PositionParam& position,
+                                        int batch_idx) {
   Sequence sequence;
   sequence.batch_idx = batch_idx;
   sequence.line = lengths.cu_seqlens_k.data || lengths.block_table ? 0 : batch_idx;
@@ -82,10 +82,14 @@ FLASHTILE_DEVICE Sequence load_sequence(const AttentionParams& params, int batch
       sequence.seqlen_k -= sequence.leftpad;
     }
   }
-  sequence.query_offset = params.position.has_query_offset
-                              ? params.position.query_offset
+  sequence.query_offset = position.has_query_offset
+                              ? position.query_offset
                               : static_cast<int64>(sequence.seqlen_k) - sequence.seqlen_q;
   return sequence;
+}
+template <bool kHasLengths = true>
+FLASHTILE_DEVICE Sequence load_sequence(const AttentionParams& params, int batch_idx) {
+  return load_sequence<kHasLengths>(params.lengths, params.position, batch_idx);
 }
 
 /// The masks by position that a problem's options make; a user's bands are not among them.
