@@ -5,6 +5,7 @@
 #   ./test.sh           all: release build, fuzzers, NEON under qemu, every test
 #   ./test.sh --quick   about a minute: release build and the quick tests
 #   ./test.sh --asan    the quick tests under AddressSanitizer and UBSan
+#   ./test.sh --gpu     what a GPU has to show: all golden files, random problems, sanitizers
 #   ./test.sh --python [PACKAGE ...]   installs the Python package in build/python and tests it;
 #                       with torch, jax, ... as PACKAGE those are installed and tested, too
 set -euo pipefail
@@ -15,8 +16,9 @@ case "${1:-}" in
   "") ;;
   --quick) mode=quick ;;
   --asan) mode=asan ;;
+  --gpu) mode=gpu ;;
   --python) mode=python ;;
-  *) sed -n '3,9s/^# \{0,1\}//p' test.sh; exit 2 ;;
+  *) sed -n '3,10s/^# \{0,1\}//p' test.sh; exit 2 ;;
 esac
 
 # Waiting threads must not take the cores of the test beside them.
@@ -79,6 +81,10 @@ case $mode in
   asan)
     build asan -DFLASHTILE_WERROR=ON -DFLASHTILE_BUILD_TESTS=ON -DFLASHTILE_BUILD_CLI=ON
     ctest --test-dir build/asan --label-regex quick
+    ;;
+  gpu)
+    build release -DFLASHTILE_WERROR=ON -DFLASHTILE_BUILD_TESTS=ON -DFLASHTILE_BUILD_CLI=ON
+    scripts/test_gpu.sh
     ;;
   full)
     build release -DFLASHTILE_WERROR=ON -DFLASHTILE_BUILD_TESTS=ON -DFLASHTILE_BUILD_CLI=ON
