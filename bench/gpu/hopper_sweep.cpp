@@ -90,18 +90,27 @@ std::vector<Variant> variants_of(int64_t dim) {
   constexpr Sm90Reference kFirst = Sm90Reference::kFirstBlock;
   constexpr Sm90Reference kZero = Sm90Reference::kZero;
   const auto small_section = [](cuda::Sm90Tiling& t) { t.section_bytes = 8 * kMib; };
-  const auto is_static = [](cuda::Sm90Tiling& t) { t.section_bytes = -1; };
+  // Less than 0: tiles are dealt out in turns.
+  const auto is_static = [](cuda::Sm90Tiling& t) { t.section_bytes = -32 * kMib; };
+  const auto small_static = [](cuda::Sm90Tiling& t) { t.section_bytes = -8 * kMib; };
   const auto no_turns = [](cuda::Sm90Tiling& t) { t.takes_turns = false; };
   if (dim == 64) {
     const Variant base = {"3x128 first", tiling(64, 3, 128, 2, kFirst, 32, 160)};
     const Variant small = {"4x64 first", tiling(64, 4, 64, 4, kFirst, 32, 112)};
+    const Variant zero = {"4x64 zero", tiling(64, 4, 64, 4, kZero, 32, 112)};
     return {base,
             {"3x128 zero", tiling(64, 3, 128, 2, kZero, 32, 160)},
             {"3x128 maximum", tiling(64, 3, 128, 2, kMaximum, 32, 160)},
             {"3x128 maximum f16", tiling(64, 3, 128, 2, kMaximum, 32, 160), DType::kF16},
             {"2x128 first", tiling(64, 2, 128, 2, kFirst, 40, 232)},
             small,
-            {"4x64 zero", tiling(64, 4, 64, 4, kZero, 32, 112)},
+            zero,
+            {"4x64 maximum f16", tiling(64, 4, 64, 4, kMaximum, 32, 112), DType::kF16},
+            {"4x64 first, 3 stages", tiling(64, 4, 64, 3, kFirst, 32, 112)},
+            {"3x128 first, 3 stages", tiling(64, 3, 128, 3, kFirst, 32, 160)},
+            changed(zero, " no-turns", no_turns),
+            changed(zero, " 8MB", small_section),
+            changed(zero, " static 8MB", small_static),
             changed(base, " no-turns", no_turns),
             changed(base, " static", is_static),
             changed(small, " 8MB", small_section)};
@@ -118,12 +127,21 @@ std::vector<Variant> variants_of(int64_t dim) {
                     [](cuda::Sm90Tiling& t) { t.query_in_registers = t.holds_back = false; }),
             changed(base, " no-turns", no_turns),
             changed(base, " static", is_static),
-            changed(zero, " 8MB", small_section)};
+            changed(zero, " no-turns", no_turns),
+            changed(zero, " 8MB", small_section),
+            changed(zero, " static 8MB", small_static)};
   }
+  const Variant zero = {"2x64 zero", tiling(256, 2, 64, 2, kZero, 40, 232)};
   const Variant base = {"2x64 first", tiling(256, 2, 64, 2, kFirst, 40, 232)};
   return {base,
           {"2x80 first", tiling(256, 2, 80, 2, kFirst, 40, 232)},
+          {"2x80 zero", tiling(256, 2, 80, 2, kZero, 40, 232)},
           {"2x80 maximum", tiling(256, 2, 80, 2, kMaximum, 40, 232)},
+          {"2x64 maximum f16", tiling(256, 2, 64, 2, kMaximum, 40, 232), DType::kF16},
+          zero,
+          changed(zero, " 8MB", small_section),
+          changed(zero, " static 8MB", small_static),
+          changed(base, " static", is_static),
           changed(base, " turns", [](cuda::Sm90Tiling& t) { t.takes_turns = true; })};
 }
 
@@ -337,7 +355,7 @@ class Call {
 cuda::Sm90ForwardPlan plan_of(const AttentionProblem& problem, const Variant& variant) {
   cuda::Sm90Tiling made = variant.tiling;
   made.is_dynamic = problem.window_right.has_value() && made.section_bytes >= 0;
-  if (made.section_bytes < 0) made.section_bytes = 32 * kMib;
+  made.section_bytes = std::abs(made.section_bytes);
   return cuda::make_sm90_plan(problem, made);
 }
 
@@ -637,7 +655,7 @@ int run_child(const std::vector<std::string>& arguments, int seconds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string json, dims = "64,128", seqlens = "512,2048,16384", rounds = "5";
+  std::string json, dims = "64,128,256", seqlens = "512,2048,16384", rounds = "5";
   bool check_only = false, compile_only = false, is_small = false;
   std::vector<std::string> words(argv + 1, argv + argc);
   try {
