@@ -60,6 +60,10 @@ HOPPER_PROBLEMS = [
     "attention_fwd:b3:hq2:hkv1:cu_seqlens_q={0,150,150,200}:cu_seqlens_k={0,100,160,300}:tq220"
     ":d128:causal:lse:bf16",
     "attention_fwd:b3:hq2:hkv1:sq70:sk150:d64:seqused_k={0,140,33}:leftpad_k={0,20,7}:causal:f16",
+    "attention_fwd:b1:hq2:sq300:sk330:d64:window_left=40:window_right=0:lse:bf16",
+    "attention_fwd:b1:hq2:sq200:sk330:d128:window_left=100:lse:bf16",
+    "attention_fwd:b2:hq2:hkv1:cu_seqlens_q={0,150,300}:cu_seqlens_k={0,100,300}:d64"
+    ":window_left=30:window_right=20:lse:f16",
 ]
 
 

@@ -56,8 +56,8 @@ TEST(Sm90Plan, SaysWhatItLeavesToThePortableKernel) {
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:f32"), "takes f16 and bf16, not f32");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d512:bf16"), "takes head dims up to 256");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:softcap=20:bf16"), "has no softcap yet");
-  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:window_left=9:bf16"),
-            "has no windows that end on the left yet");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:attention_chunk=9:bf16"),
+            "has no attention_chunk yet");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:dropout_p=0.5:bf16"), "has no dropout yet");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:softmax_scale=-1:bf16"),
             "takes a positive softmax_scale only");
@@ -135,6 +135,9 @@ TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
        "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d128:causal:bf16",
        "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d256:causal:bf16",
        "attention_fwd:b9:hq8:sq700:sk900:d128:seqused_k:f16",
+       "attention_fwd:b9:hq8:sq4096:d64:window_left=500:window_right=0:bf16",
+       "attention_fwd:b9:hq8:sq4096:d128:window_left=500:window_right=0:bf16",
+       "attention_fwd:b9:hq8:sq4096:d256:window_left=500:window_right=0:bf16",
        "attention_fwd:b4:hq8:sq4096:d256:bf16"}) {
     SCOPED_TRACE(text);
     const CompiledKernel compiled =

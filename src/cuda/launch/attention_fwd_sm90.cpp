@@ -71,6 +71,15 @@ int diagonal_of(const AttentionProblem& problem) {
       std::clamp(std::clamp(offset, -2 * kFar, kFar) + std::min(right, 4 * kFar), -kFar, kFar - 1));
 }
 
+/// Row q sees keys from q + lower on.
+int lower_of(const AttentionProblem& problem) {
+  constexpr int64_t kFar = int64_t{1} << 30;
+  const int64_t offset = problem.query_offset.value_or(problem.max_seqlen_k - problem.max_seqlen_q);
+  const int64_t left = problem.window_left.value_or(4 * kFar);
+  return static_cast<int>(
+      std::clamp(std::clamp(offset, -2 * kFar, kFar) - std::min(left, 4 * kFar), -kFar, kFar - 1));
+}
+
 }  // namespace
 
 void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& plan,
@@ -97,6 +106,7 @@ void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& pl
   if (plan.has_diagonal) {
     params.seqlen_k = std::clamp(params.seqlen_q + params.diagonal, 0, params.seqlen_k);
   }
+  params.lower = lower_of(problem);
   params.scale = static_cast<float>(problem.softmax_scale * 1.4426950408889634);
   const Function& function = get_kernel(kernel.source, context);
   if (plan.num_taken.bytes > 0) fill_bytes(params.grid.num_taken, 0, 4, context);

@@ -22,7 +22,7 @@ std::string_view missing_option(const AttentionProblem& problem) {
   const std::pair<bool, std::string_view> options[] = {
       {problem.page_size > 0 || problem.has_block_table, "paged keys"},
       {problem.has_new_keys || problem.rotary_dim > 0, "new keys or rotary embedding"},
-      {problem.window_left || problem.attention_chunk, "windows that end on the left"},
+      {problem.attention_chunk.has_value(), "attention_chunk"},
       {problem.softcap.has_value(), "softcap"},
       {problem.has_alibi, "alibi_slopes"},
       {bool(problem.bias), "bias"},
@@ -196,6 +196,7 @@ KernelChoice sm90_kernel(const AttentionProblem& problem, const Sm90ForwardPlan&
       "  static constexpr Reference kReference = Reference::" +
       std::string(references[static_cast<size_t>(tiling.reference)]) + ";\n" +
       config_bool("kHasDiagonal", plan.has_diagonal) +
+      config_bool("kHasLower", problem.window_left.has_value()) +
       config_bool("kHasLengths", plan.has_lengths) + config_bool("kPackedQ", problem.is_packed_q) +
       config_bool("kIsDynamic", tiling.is_dynamic) +
       config_bool("kQueryInRegisters", tiling.query_in_registers) +

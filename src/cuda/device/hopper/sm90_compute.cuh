@@ -33,7 +33,8 @@ struct Sm90Compute {
   uint32 num_tiles = 0;
 
   Sm90Tile tile;
-  int end_of_plain;  ///< key blocks before this need neither mask nor reference
+  int end_of_plain;        ///< key blocks before this need neither mask nor reference
+  int begin_of_plain = 0;  ///< those from this one on
 
   float scores[kBlockN / 2];
   float acc[kHeadDimV / 2];
@@ -63,6 +64,12 @@ struct Sm90Compute {
     const int end = row + diagonal_of(of) + 1;
     return end < seqlen_k ? end : seqlen_k;
   }
+  /// Keys before this are not seen by the row.
+  FLASHTILE_DEVICE int begin_of_keys(const Sm90Tile& of, int row) const {
+    if constexpr (!Config::kHasLower) return 0;
+    const int begin = row + (Config::kHasLengths ? of.lower : params.lower);
+    return begin < 0 ? 0 : begin;
+  }
   FLASHTILE_DEVICE int seqlen_q_of(const Sm90Tile& of) const {
     return Config::kHasLengths ? of.seqlen_q : params.seqlen_q;
   }
@@ -79,13 +86,22 @@ struct Sm90Compute {
     if constexpr (!Config::kHasDiagonal && !Config::kHasLengths) return;
     const int end = end_of_keys(tile, first_row(tile) + kShape.block_m() - 1);
     const int seen = end - n_block * kBlockN;
-    if (seen >= kBlockN) return;
+    if (seen < kBlockN) clear_values(seen < 0 ? 0 : seen, kBlockN);
+  }
+  /// The same of keys in front, of the last block.
+  FLASHTILE_DEVICE void clear_values_before() {
+    if constexpr (!Config::kHasLower) return;
+    const int hidden =
+        begin_of_keys(tile, first_row(tile)) - begin_of_key_blocks<Config>(params, tile) * kBlockN;
+    if (hidden > 0) clear_values(0, hidden < kBlockN ? hidden : kBlockN);
+  }
+  FLASHTILE_DEVICE void clear_values(int begin, int end) {
     wait_for_values(1);
     // Every warpgroup clears all of it before it reads any of it.
     const int thread = fresh(thread_idx()) % kWarpgroupSize;
     const uint32 values = memory.values((num_keys - 1) % Memory::kStages);
     FLASHTILE_NO_UNROLL
-    for (int row = (seen < 0 ? 0 : seen) + thread / 8; row < kBlockN; row += kWarpgroupSize / 8) {
+    for (int row = begin + thread / 8; row < end; row += kWarpgroupSize / 8) {
       FLASHTILE_UNROLL
       for (int chunk = 0; chunk < kHeadDimV / 64; ++chunk) {
         store_shared(values + static_cast<uint32>(chunk * kShape.key_chunk_bytes() + row * 128 +
@@ -115,6 +131,9 @@ struct Sm90Compute {
     if constexpr (Config::kHasDiagonal) {
       const int seen = first + diagonal_of(tile);
       plain = seen < plain ? (seen < 0 ? 0 : seen) : plain;
+    }
+    if constexpr (Config::kHasLower) {
+      begin_of_plain = (begin_of_keys(tile, first + 63) + kBlockN - 1) / kBlockN;
     }
     end_of_plain = tile.kind == kTileToRedo ? 0 : plain / kBlockN;
   }
@@ -198,13 +217,16 @@ struct Sm90Compute {
     const int row = first_row(tile) + tile_row(thread, thread % kWarpSize / 4);
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int end = end_of_keys(tile, row + half * 8) - n_block * kBlockN - thread % 4 * 2;
+      const int first_key = n_block * kBlockN + thread % 4 * 2;
+      const int end = end_of_keys(tile, row + half * 8) - first_key;
+      const int begin = begin_of_keys(tile, row + half * 8) - first_key;
       FLASHTILE_UNROLL
       for (int n = 0; n < kBlockN / 8; ++n) {
         FLASHTILE_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& score = scores[n * 4 + half * 2 + e];
           if (n * 8 + e >= end) score = -infinity();
+          if (Config::kHasLower && n * 8 + e < begin) score = -infinity();
         }
       }
     }
@@ -217,7 +239,7 @@ struct Sm90Compute {
     bool has_moved = false;
     const bool follows = Config::kReference != Sm90Reference::kZero || tile.kind == kTileToRedo;
     if constexpr (kIsCareful) {
-      if (n_block >= end_of_plain) mask(n_block);
+      if (n_block >= end_of_plain || (Config::kHasLower && n_block < begin_of_plain)) mask(n_block);
       if (follows) has_moved = softmax.follow(scores, params.scale, factors);
       softmax.weigh(scores, params.scale, follows);
     } else {
@@ -356,7 +378,8 @@ struct Sm90Compute {
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const float sum = rows.sum[half];
-      is_good = is_good && rows.is_in_range(half, end_of_keys(done, row + half * 8) > 0);
+      is_good = is_good && rows.is_in_range(half, end_of_keys(done, row + half * 8) >
+                                                      begin_of_keys(done, row + half * 8));
       // A row that sees nothing has the sum 0 and gives 0.
       factors[half] = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
       if (thread % 4 == 0 && params.lse.data != nullptr && row + half * 8 < seqlen_q_of(done)) {
@@ -433,15 +456,20 @@ struct Sm90Compute {
 
   /// The blocks of a tile behind its first.
   FLASHTILE_DEVICE void visit_blocks(int n_block) {
+    const int last = begin_of_key_blocks<Config>(params, tile);
+    const int end = Config::kHasLower && last > end_of_plain ? last : end_of_plain;
     FLASHTILE_NO_UNROLL
-    for (--n_block; n_block >= end_of_plain; --n_block) next_block<true>(n_block);
+    for (--n_block; n_block >= end; --n_block) next_block<true>(n_block);
     if constexpr (!kFollows) {
+      const int begin = Config::kHasLower && begin_of_plain > last ? begin_of_plain : last;
       FLASHTILE_NO_UNROLL
-      for (; n_block >= 0; --n_block) next_block<false>(n_block);
-    } else {
-      FLASHTILE_NO_UNROLL
-      for (; n_block >= 0; --n_block) next_block<true>(n_block);
+      for (; n_block >= begin; --n_block) next_block<false>(n_block);
     }
+    if constexpr (kFollows || Config::kHasLower) {
+      FLASHTILE_NO_UNROLL
+      for (; n_block >= last; --n_block) next_block<true>(n_block);
+    }
+    clear_values_before();
   }
 
   FLASHTILE_DEVICE void run() {

@@ -36,6 +36,7 @@ struct Sm90Loader {
     const uint32 address = memory.tile_slot(slot);
     store_shared(address + 16, static_cast<uint32>(tile_idx));
     if constexpr (Config::kHasLengths) {
+      store_shared(address + 20, static_cast<uint32>(tile.lower));
       store_shared(address + 32,
                    Vector4{static_cast<uint32>(tile.seqlen_q), static_cast<uint32>(tile.seqlen_k),
                            static_cast<uint32>(tile.diagonal), static_cast<uint32>(tile.q_begin)});
@@ -79,8 +80,13 @@ struct Sm90Loader {
     tile.seqlen_k = sequence.seqlen_k;
     tile.q_begin = static_cast<int>(sequence.q_begin);
     first_key = static_cast<int>(sequence.k_begin) + sequence.leftpad;
+    constexpr int64 kFar = 1 << 30;
+    if constexpr (Config::kHasLower) {
+      const int64 lower = params.position.lower > -4 * kFar ? params.position.lower : -4 * kFar;
+      tile.lower = static_cast<int>(clamp<int64>(
+          clamp<int64>(sequence.query_offset, -2 * kFar, kFar) + lower, -kFar, kFar - 1));
+    }
     if constexpr (Config::kHasDiagonal) {
-      constexpr int64 kFar = 1 << 30;
       const int64 upper = params.position.upper < 4 * kFar ? params.position.upper : 4 * kFar;
       tile.diagonal = static_cast<int>(clamp<int64>(
           clamp<int64>(sequence.query_offset, -2 * kFar, kFar) + upper, -kFar, kFar - 1));
@@ -147,8 +153,10 @@ struct Sm90Loader {
     // With one buffer, queries can come only when the tile before has all its values.
     if (Memory::kBuffers > 1) load_queries(tile);
     bool has_queries = Memory::kBuffers > 1;
+    const int first_block = begin_of_key_blocks<Config>(params, tile);
     FLASHTILE_NO_UNROLL
-    for (int n_block = end_of_key_blocks<Config>(params, tile) - 1; n_block >= 0; --n_block) {
+    for (int n_block = end_of_key_blocks<Config>(params, tile) - 1; n_block >= first_block;
+         --n_block) {
       const int key = (Config::kHasLengths ? first_key : 0) + n_block * Config::kBlockN;
       load_keys(key, head_kv);
       if (owes_values) load_values(2);

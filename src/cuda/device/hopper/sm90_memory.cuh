@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/device/params/sm90_params.hpp"
+#include "cuda/device/ptx/exchange.cuh"
 #include "cuda/device/ptx/mbarrier.cuh"
 #include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/thread.cuh"
@@ -35,6 +36,7 @@ struct Sm90Tile {
   int seqlen_k;  ///< keys that some query sees
   int diagonal;
   int q_begin;
+  int lower;
 
   FLASHTILE_DEVICE bool is_tile() const { return kind <= kTileToRedo; }
 };
@@ -153,6 +155,9 @@ struct Sm90TileReader {
       tile.seqlen_k = static_cast<int>(shuffle(lengths.y, 0));
       tile.diagonal = static_cast<int>(shuffle(lengths.z, 0));
       tile.q_begin = static_cast<int>(shuffle(lengths.w, 0));
+      if constexpr (Config::kHasLower) {
+        tile.lower = static_cast<int>(shuffle(load_shared_word(memory.tile_slot(slot) + 20), 0));
+      }
     }
     arrive_if(memory.tile_free(slot), lane_idx() == 0);
     return tile;
@@ -170,6 +175,17 @@ FLASHTILE_DEVICE int end_of_key_blocks(const Sm90ForwardParams& params, const Sm
   }
   if (num_keys < 1) num_keys = 1;
   return (num_keys + Config::kBlockN - 1) / Config::kBlockN;
+}
+
+/// The first key block that a tile visits.
+template <class Config>
+FLASHTILE_DEVICE int begin_of_key_blocks(const Sm90ForwardParams& params, const Sm90Tile& tile) {
+  if constexpr (!Config::kHasLower) return 0;
+  const int first = tile.m_block * Sm90Memory<Config>::kShape.block_m() +
+                    (Config::kHasLengths ? tile.lower : params.lower);
+  const int begin = first < 0 ? 0 : first / Config::kBlockN;
+  const int last = end_of_key_blocks<Config>(params, tile) - 1;
+  return begin < last ? begin : last;
 }
 
 }  // namespace flashtile::device

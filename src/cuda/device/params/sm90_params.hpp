@@ -39,6 +39,7 @@ struct Sm90ForwardParams {
   int seqlen_k = 0;  ///< those that some query sees
   /// Row q sees keys up to q + diagonal; with masks by position only.
   int diagonal = 0;
+  int lower = 0;  ///< row q sees keys from q + lower on
   int num_heads = 0;
   int head_dim_v = 0;
   float scale = 1;  ///< of logits, to powers of two; positive
