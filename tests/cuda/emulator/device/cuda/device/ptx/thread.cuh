@@ -15,7 +15,11 @@ constexpr uint32 kAllLanes = 0xffffffffu;
 inline int thread_idx() { return emulator::current().thread_idx; }
 inline int lane_idx() { return thread_idx() % kWarpSize; }
 inline int fresh(int value) { return value; }
-inline int warp_idx() { return thread_idx() / kWarpSize; }
+/// On a GPU the lanes ask each other: all of them have to.
+inline int warp_idx() {
+  emulator::sync_warp();
+  return thread_idx() / kWarpSize;
+}
 inline int64 cta_idx() { return emulator::current().cta_idx; }
 inline int64 num_ctas() { return emulator::current().num_ctas; }
 
