@@ -43,6 +43,15 @@ PROBLEMS = {
            "attention_fwd:b1:hq2:sq40:sk70:d256:causal:bf16",
            "attention_bwd:b1:hq1:sq40:sk70:d256:window_left=30:window_right=5:bf16"],
     "90": ["attention_fwd:b1:hq1:sq130:sk130:d128:causal:bf16:max_logit",
+           "attention_fwd:b1:hq2:sq130:sk200:d64:causal:alibi_slopes[hq]:bf16",
+           "attention_fwd:b1:hq2:sq70:sk150:d64:softcap=30:bf16",
+           "attention_fwd:b1:hq1:sq70:sk150:d64:softcap=1:alibi_slopes[hq]:max_logit:f16",
+           "attention_fwd:b1:hq2:sq130:sk130:d32:causal:aux.t[hq,300]:bf16"
+           ":score='score + t[head, q_idx - k_idx + seqlen_k]'",
+           "attention_fwd:b1:hq1:sq130:sk130:d64:aux.t[200]:bf16"
+           ":mask='t[q_idx] > t[k_idx] || k_idx < 2'",
+           "attention_fwd:b1:hq1:sq70:sk80:d320:dv300:causal:bf16",
+           "attention_bwd:b1:hq1:sq40:sk50:d16:aux.t[50]:mask='t[k_idx] > 0':bf16",
            "attention_bwd:b1:hq2:hkv1:sq70:sk130:d128:mask='k_idx % 3 != q_idx % 2':f16"],
 }
 

@@ -81,8 +81,8 @@ TEST(ForwardPlan, MasksThatArePositionsNeedNoMap) {
 
 TEST(ForwardPlan, SplitsKeysOnlyWhereCtasAreFew) {
   const auto grid_of = [](const std::string& text) { return forward_of(text, "sm_90a").grid[0]; };
-  // 32 query tiles of 16 heads of 8 sequences: every multiprocessor has work.
-  EXPECT_EQ(grid_of("attention_fwd:b8:hq16:sq2048:d128:bf16"), 32 * 16 * 8);
+  // 16 query tiles of 16 heads of 8 sequences: every multiprocessor has work.
+  EXPECT_EQ(grid_of("attention_fwd:b8:hq16:sq2048:d128:bf16"), 16 * 16 * 8);
   // One token of two sequences: many CTAs for each of four key heads.
   const int64_t few = grid_of("attention_fwd:b2:hq32:hkv4:sq1:sk65536:d128:bf16");
   EXPECT_GE(few, 132);
@@ -144,7 +144,7 @@ TEST(ForwardPlan, WorkspaceIsSaidAndIsLinear) {
   // The map of blocks takes two bits for each tile, not for each pair.
   const int64_t map =
       bytes_of("attention_fwd:b1:hq4:sq16384:d64:mask='k_idx % 7 != q_idx % 5':bf16");
-  EXPECT_GE(map, 16384 / 128 * (16384 / 64) / 4);
+  EXPECT_GE(map, 16384 / 128 * (16384 / 128) / 4);
   EXPECT_LT(map, 16384 * 16384 / 1000);
 }
 
@@ -163,18 +163,25 @@ TEST(ForwardPlan, ShapesFollowWhatWasMeasured) {
     return forward_of(text, arch).source.config.find(member) != std::string::npos;
   };
   const std::string at_64 = "attention_fwd:b1:hq16:d64:bf16:";
-  EXPECT_TRUE(holds(at_64 + "sq2048", "sm_90a", "kBlockN = 128;"));
-  EXPECT_TRUE(holds(at_64 + "sq2048", "sm_80", "kBlockN = 128;"));
-  EXPECT_TRUE(holds(at_64 + "sq2048", "sm_89", "kBlockN = 64;"));  // memory for one CTA only
-  EXPECT_TRUE(holds(at_64 + "sq512", "sm_90a", "kMinCtas = 3;"));
-  EXPECT_TRUE(holds(at_64 + "sq512:causal", "sm_90a", "kNumStages = 1;"));
+  for (const char* arch : {"sm_80", "sm_89", "sm_90a"}) {
+    EXPECT_TRUE(holds(at_64 + "sq2048", arch, "kBlockN = 128;")) << arch;
+    EXPECT_TRUE(holds(at_64 + "sq2048", arch, "kNumStages = 1;")) << arch;
+  }
+  // Five small CTAs where a causal mask leaves little, and where they fit beside each other.
+  EXPECT_TRUE(holds(at_64 + "sq512:causal", "sm_90a", "kMinCtas = 5;"));
+  EXPECT_TRUE(holds(at_64 + "sq512:causal", "sm_89", "kMinCtas = 2;"));
+  EXPECT_TRUE(holds(at_64 + "sq2048:causal", "sm_90a", "kBlockN = 128;"));
+  // Options take the plain shape where registers suffice.
+  EXPECT_TRUE(holds(at_64 + "sq4096:alibi_slopes[hq]", "sm_90a", "kBlockN = 128;"));
+  EXPECT_TRUE(holds(at_64 + "sq4096:mask='k_idx % 2 == 0'", "sm_90a", "kBlockN = 128;"));
   EXPECT_TRUE(holds(at_64 + "sq4096:softcap=20", "sm_90a", "kBlockN = 64;"));
-  EXPECT_TRUE(holds(at_64 + "sq4096:mask='k_idx % 2 == 0'", "sm_90a", "kBlockN = 64;"));
-  // Four small CTAs where they fit beside each other.
-  const std::string at_128 = "attention_fwd:b1:hq16:d128:sq2048:bf16";
-  EXPECT_TRUE(holds(at_128, "sm_90a", "kMinCtas = 4;"));
-  EXPECT_TRUE(holds(at_128, "sm_80", "kMinCtas = 2;"));
-  EXPECT_TRUE(holds(at_128 + ":alibi_slopes[hq]", "sm_90a", "kMinCtas = 2;"));
+  EXPECT_TRUE(holds(at_64 + "sq4096:softcap=20:alibi_slopes[hq]", "sm_90a", "kBlockN = 64;"));
+  EXPECT_TRUE(holds(at_64 + "sq512:causal:alibi_slopes[hq]", "sm_90a", "kMinCtas = 2;"));
+  const std::string at_128 = "attention_fwd:b1:hq16:d128:bf16:";
+  EXPECT_TRUE(holds(at_128 + "sq2048", "sm_90a", "kBlockM = 128;"));
+  EXPECT_TRUE(holds(at_128 + "sq2048", "sm_90a", "kNumStages = 1;"));
+  EXPECT_TRUE(holds(at_128 + "sq512:causal", "sm_90a", "kMinCtas = 4;"));
+  EXPECT_TRUE(holds(at_128 + "sq512:causal", "sm_80", "kMinCtas = 2;"));
   // Two small CTAs where they fit beside each other, else a large one where that fits; both with
   // warps that exchange weights.
   const std::string at_256 = "attention_fwd:b1:hq16:d256:sq2048:bf16";
@@ -184,6 +191,35 @@ TEST(ForwardPlan, ShapesFollowWhatWasMeasured) {
   EXPECT_TRUE(holds(at_256, "sm_80", "kSharesWeights = true;"));
   EXPECT_TRUE(holds(at_256, "sm_89", "kBlockM = 64;"));
   EXPECT_TRUE(holds(at_256, "sm_89", "kSharesWeights = false;"));
+  // Above 256 whole rows where they fit, else chunks.
+  const std::string at_512 = "attention_fwd:b1:hq16:d512:sq2048:bf16";
+  EXPECT_TRUE(holds(at_512, "sm_90a", "kSharesWeights = true;"));
+  EXPECT_TRUE(holds(at_512, "sm_90a", "kHeadDimV = 512;"));
+  EXPECT_TRUE(holds(at_512, "sm_80", "kChunk = 64;"));
+  EXPECT_TRUE(holds("attention_fwd:b1:hq16:d528:sq2048:bf16", "sm_90a", "kChunk = 64;"));
+}
+
+TEST(ForwardPlan, ReadsOfScoresThatAreLinearAreKnownToBeInside) {
+  const auto is_linear = [](const std::string& score) {
+    const std::string text =
+        "attention_fwd:b1:hq2:sq512:d64:bf16:aux.t[hq,1023]:score='score + " + score + "'";
+    const std::string config = forward_of(text, "sm_90a").source.config;
+    return config.find("kIsScoreLinear = true;") != std::string::npos;
+  };
+  EXPECT_TRUE(is_linear("t[head, q_idx - k_idx + seqlen_k - 1]"));
+  EXPECT_TRUE(is_linear("t[head, 2 * k_idx] * t[0, q_idx]"));
+  EXPECT_FALSE(is_linear("t[head, abs(q_idx - k_idx)]"));
+  EXPECT_FALSE(is_linear("t[head, (q_idx - k_idx) % 8]"));
+  EXPECT_FALSE(is_linear("t[head, int(score)]"));
+}
+
+TEST(ForwardPlan, AWordOfTheMapOfBlocksIsACta) {
+  const std::vector<KernelChoice> kernels =
+      kernels_of("attention_fwd:b1:hq8:sq4096:d64:mask='k_idx % 7 != q_idx % 5':bf16", "sm_90a");
+  ASSERT_EQ(kernels.front().source.stem, "attention_blocks");
+  // 32 query blocks by 32 key blocks, 16 of them in a word; heads do not differ.
+  EXPECT_EQ(kernels.front().grid[0], 32 * 2);
+  EXPECT_EQ(kernels.front().num_threads, 16 * 32);
 }
 
 TEST(ForwardPlan, PartsAreCombinedWhileTheyEnd) {

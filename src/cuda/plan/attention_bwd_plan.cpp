@@ -122,7 +122,10 @@ std::string aux_gradients_text(const AttentionProblem& problem) {
     roots.push_back(root);
     return name;
   };
-  for (const variant::LoadSite& site : variant::load_gradients(problem.user_score)) {
+  // What only a mask reads has the gradient 0.
+  std::vector<variant::LoadSite> sites;
+  if (!problem.user_score.empty()) sites = variant::load_gradients(problem.user_score);
+  for (const variant::LoadSite& site : sites) {
     const variant::AuxSignature& aux = problem.user_score.aux[static_cast<size_t>(site.aux_idx)];
     const auto found = std::find(inputs.aux.begin(), inputs.aux.end(), aux);
     const std::string number = std::to_string(found - inputs.aux.begin());
@@ -291,10 +294,7 @@ void add_first_kernels(const AttentionProblem& problem, const BackwardPlan& plan
     kernels.push_back(strided_kernel(problem, "attention_prepare", "", num_lines));
   }
   const auto add_map = [&](const BackwardMap& map, std::string config) {
-    const BlockMapPlan& blocks = map.blocks;
-    kernels.push_back(strided_kernel(
-        problem, "attention_blocks", std::move(config),
-        blocks.map_batches * blocks.map_heads * map.num_m_blocks * blocks.map_words));
+    kernels.push_back(block_map_kernel(problem, map.blocks, map.num_m_blocks, std::move(config)));
   };
   // The launcher counts on this order.
   if (plan.streams() && plan.stream.blocks.is_on) add_map(plan.stream, keys_config(problem, plan));

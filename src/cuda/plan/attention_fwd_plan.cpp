@@ -213,9 +213,7 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
   }
   const std::string config = forward_config(problem, plan);
   if (blocks.is_on) {
-    kernels.push_back(strided_kernel(
-        problem, "attention_blocks", config,
-        blocks.map_batches * blocks.map_heads * plan.num_m_blocks * blocks.map_words));
+    kernels.push_back(block_map_kernel(problem, blocks, plan.num_m_blocks, config));
   }
   if (plan.num_ctas > 0) {
     kernels.push_back(tile_kernel(problem, "attention_fwd_portable", config, plan.num_ctas,

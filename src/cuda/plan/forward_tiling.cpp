@@ -44,10 +44,11 @@ ForwardTiling decode_tiling(const AttentionProblem& problem) {
   return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
 }
 
-/// Plain attention in bf16: what tile shapes were timed on, and whose registers just suffice.
-bool is_plain(const AttentionProblem& problem) {
+/// What registers just suffice for: bf16, and at most one option that changes each score.
+bool has_few_options(const AttentionProblem& problem) {
   const ScoreFlags flags(problem);
-  return problem.dtype == DType::kBF16 && !flags.has_options && !flags.has_block_map() &&
+  const int num_options = int{flags.has_softcap} + int{flags.has_alibi} + int{flags.has_user_score};
+  return problem.dtype == DType::kBF16 && num_options <= 1 && !problem.bias &&
          !problem.dropout.is_on && !problem.wants_max_logit;
 }
 
@@ -75,27 +76,34 @@ ForwardTiling large_head_tiling(const AttentionProblem& problem, int64_t rows) {
   return tiling_of(problem, 64, 64, 4, 1, 1, 2);
 }
 
+/// A causal mask over few blocks: the smaller the tile, the less of it is hidden.
+bool is_short_causal(const AttentionProblem& problem, int64_t length) {
+  return problem.window_right.has_value() && problem.max_seqlen_k < length;
+}
+
 /// Head dims up to 64, more than 64 rows.
 ForwardTiling small_head_tiling(const AttentionProblem& problem) {
-  const ForwardTiling common = tiling_of(problem, 128, 64, 4, 1, 2, 2);
-  if (!is_plain(problem)) return common;
-  // Short rows of blocks: a third CTA hides where tiles begin and end.
-  if (problem.max_seqlen_k < 1024) {
-    const int num_stages = problem.window_right ? 1 : 2;
-    const ForwardTiling three = tiling_of(problem, 128, 64, 4, 1, num_stages, 3);
-    return has_room_for(problem, three, 3) ? three : common;
+  // The text of capped scores is long enough for one slice.
+  if (has_few_options(problem) && !problem.softcap) {
+    // Registers of the fifth CTA are there for bare products.
+    const ScoreFlags flags(problem);
+    const bool is_plain = !flags.has_options && !flags.has_block_map();
+    const ForwardTiling five = tiling_of(problem, 64, 64, 2, 1, 1, 5);
+    if (is_plain && is_short_causal(problem, 1536) && has_room_for(problem, five, 5)) return five;
+    // Two slices of a block overlap.
+    const ForwardTiling overlapping = tiling_of(problem, 128, 128, 4, 1, 1, 2);
+    if (has_room_for(problem, overlapping, 2)) return overlapping;
   }
-  // Two slices of a block overlap.
-  ForwardTiling overlapping = tiling_of(problem, 128, 128, 4, 1, 2, 2);
-  overlapping.query_in_registers = true;
-  return has_room_for(problem, overlapping, 2) ? overlapping : common;
+  return tiling_of(problem, 128, 64, 4, 1, 2, 2);
 }
 
 /// Head dims of 65 to 128, more than 64 rows.
 ForwardTiling middle_head_tiling(const AttentionProblem& problem) {
-  if (is_plain(problem)) {
+  if (has_few_options(problem)) {
     const ForwardTiling four = tiling_of(problem, 64, 64, 2, 1, 1, 4);
-    if (has_room_for(problem, four, 4)) return four;
+    if (is_short_causal(problem, 1024) && has_room_for(problem, four, 4)) return four;
+    const ForwardTiling two = tiling_of(problem, 128, 64, 4, 1, 1, 2);
+    if (has_room_for(problem, two, 2)) return two;
   }
   // Where 64 keys at a time do not spill.
   const bool has_room = problem.gpu->compute_capability == 90 && problem.dtype == DType::kBF16;
@@ -118,7 +126,16 @@ ForwardTiling float_tiling(const AttentionProblem& problem) {
   return tiling_of(problem, 64, 32, 4, 1, 2, widest <= 64 ? 2 : 1);
 }
 
-/// Head dims above 256: queries and keys in chunks of 128 bytes.
+/// Head dims of 257 to 512, 16-bit elements: four warps of the same rows divide the columns of
+/// values, so that products of keys are taken once.
+ForwardTiling whole_head_tiling(const AttentionProblem& problem) {
+  ForwardTiling tiling = tiling_of(problem, 64, 64, 2, 4, 1, 1);
+  tiling.shape.shares_weights = true;
+  tiling.shape.head_dim_v = static_cast<int>(round_up(problem.head_dim_v, 256));
+  return tiling;
+}
+
+/// Larger head dims, and what has less shared memory: queries and keys in chunks of 128 bytes.
 ForwardTiling wide_tiling(const AttentionProblem& problem, int64_t rows) {
   const bool is_float = problem.dtype == DType::kF32;
   const bool is_short = is_float || rows <= 64;
@@ -133,7 +150,12 @@ ForwardTiling wide_tiling(const AttentionProblem& problem, int64_t rows) {
 }
 
 ForwardTiling first_choice(const AttentionProblem& problem, int64_t rows) {
-  if (problem.head_dim > kWidest) return wide_tiling(problem, rows);
+  if (problem.head_dim > kWidest) {
+    const bool is_whole = rows > 16 && problem.dtype != DType::kF32 && problem.head_dim <= 512 &&
+                          problem.head_dim_v <= 512;
+    const ForwardTiling whole = whole_head_tiling(problem);
+    return is_whole && fits(problem, whole) ? whole : wide_tiling(problem, rows);
+  }
   if (rows <= 16) return decode_tiling(problem);
   return problem.dtype == DType::kF32 ? float_tiling(problem) : half_tiling(problem, rows);
 }

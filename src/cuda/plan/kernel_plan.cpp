@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/device/params/attention_params.hpp"
 #include "cuda/plan/attention_config.hpp"
 #include "cuda/plan/user_expressions.hpp"
 
@@ -51,6 +52,15 @@ KernelChoice strided_kernel(const AttentionProblem& problem, std::string stem, s
   constexpr int64_t kMostCtas = 1 << 14;
   const int64_t num_ctas = std::clamp<int64_t>(ceil_div(num_items, kWarps), 1, kMostCtas);
   return tile_kernel(problem, std::move(stem), std::move(config), num_ctas, 32 * kWarps, 0);
+}
+
+KernelChoice block_map_kernel(const AttentionProblem& problem, const BlockMapPlan& blocks,
+                              int64_t num_m_blocks, std::string config) {
+  constexpr int64_t kMostCtas = 1 << 16;
+  const int64_t num_words = blocks.map_batches * blocks.map_heads * num_m_blocks * blocks.map_words;
+  return tile_kernel(problem, "attention_blocks", std::move(config),
+                     std::clamp<int64_t>(num_words, 1, kMostCtas), device::BlockMapShape::kThreads,
+                     device::BlockMapShape::kSharedBytes);
 }
 
 BlockMapPlan make_block_map_plan(const AttentionProblem& problem, int64_t num_m_blocks,

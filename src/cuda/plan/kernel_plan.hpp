@@ -28,6 +28,10 @@ KernelChoice tile_kernel(const AttentionProblem& problem, std::string stem, std:
 KernelChoice strided_kernel(const AttentionProblem& problem, std::string stem, std::string config,
                             int64_t num_items);
 
+/// The kernel that makes the map of blocks.
+KernelChoice block_map_kernel(const AttentionProblem& problem, const BlockMapPlan& blocks,
+                              int64_t num_m_blocks, std::string config);
+
 /// The map of the key blocks that query blocks visit: which sizes it has where masks are not all by
 /// position. `num_heads`: of the grid of query blocks.
 BlockMapPlan make_block_map_plan(const AttentionProblem& problem, int64_t num_m_blocks,

@@ -5,6 +5,7 @@
 
 #include "variant/expr/access.hpp"
 #include "variant/expr/affine.hpp"
+#include "variant/expr/linear.hpp"
 #include "variant/expr/print.hpp"
 #include "variant/expr/substitute.hpp"
 
@@ -39,6 +40,44 @@ std::string bound_statements(const std::vector<Expr>& bounds, const char* combin
   return text + "return " + result + ";\n";
 }
 
+/// True when every index of every load changes with q_idx and k_idx by constant steps only: what
+/// holds at the corners of a block of pairs then holds in all of it.
+bool reads_linearly(const Expr& expr) {
+  constexpr variant::VariableSet kMoving =
+      variant::kQueryBit | variant::kKeyBit | variant::variable_bit(variant::Variable::kScore);
+  if (expr.empty() || expr.aux.empty()) return false;
+  const std::vector<variant::VariableSet> uses = variant::variables_of_nodes(expr);
+  for (int32_t idx = 0; idx <= expr.root(); ++idx) {
+    if (expr.node(idx).op != variant::Op::kLoad) continue;
+    for (const int32_t index : expr.args(idx)) {
+      for (const auto& term : variant::linear_form(expr, index).terms) {
+        if ((uses[static_cast<size_t>(term.node)] & kMoving) != 0) return false;
+      }
+    }
+  }
+  return true;
+}
+
+/// Statements that say whether all elements that an expression may read for a pair are there.
+std::string inside_statements(const Expr& expr) {
+  std::string text = "Bool is_inside = true;\n";
+  for (int32_t idx = 0; idx <= expr.root(); ++idx) {
+    if (expr.node(idx).op != variant::Op::kLoad) continue;
+    const auto name = static_cast<size_t>(expr.node(idx).name_idx);
+    std::string indices;
+    text += "{\n";
+    for (const int32_t index : expr.args(idx)) {
+      const std::string variable = "index" + std::to_string(index);
+      text += "const Int " + variable + " = [&]() -> Int {\n" +
+              print(variant::subexpression(expr, index), variant::PrintStyle::kDevice) + "}();\n";
+      indices += ", " + variable;
+    }
+    text += "is_inside = is_inside & inside_" + expr.aux[name].name + "(" + indices.substr(2) +
+            ");\n}\n";
+  }
+  return text + "return is_inside;\n";
+}
+
 }  // namespace
 
 MaskParts split_mask(const Expr& mask) {
@@ -69,11 +108,18 @@ bool reads_variable(const Expr& expr, variant::Variable variable) {
 }
 
 std::string expression_function(const AttentionProblem& problem, const std::string& declaration,
-                                const std::string& statements) {
-  std::string text = "  FLASHTILE_DEVICE static " + declaration + " {\n";
-  for (const char* variable : {"batch", "head", "head_kv", "q_idx", "k_idx", "seqlen_q", "seqlen_k",
-                               "query_offset", "leftpad"}) {
+                                const std::string& statements, bool knows_inside) {
+  std::string text = knows_inside ? "  template <bool kIsInside>\n" : "";
+  text += "  FLASHTILE_DEVICE static " + declaration + " {\n";
+  if (!knows_inside) text += "constexpr bool kIsInside = false;\n";
+  text += "using Int = typename IndexOf<kIsInside>::Type;\n";
+  for (const char* variable :
+       {"batch", "head", "head_kv", "seqlen_q", "seqlen_k", "query_offset", "leftpad"}) {
     text += std::string("[[maybe_unused]] const Int ") + variable + " = pair." + variable + ";\n";
+  }
+  for (const std::string variable : {"q", "k"}) {
+    text += "[[maybe_unused]] const Int " + variable + "_idx = Int(pair." + variable +
+            "_idx) + step_of<kIsInside>(pair." + variable + "_step);\n";
   }
   const ExpressionInputs inputs = expression_inputs(problem);
   for (size_t n = 0; n < inputs.params.size(); ++n) {
@@ -83,8 +129,11 @@ std::string expression_function(const AttentionProblem& problem, const std::stri
   for (size_t n = 0; n < inputs.aux.size(); ++n) {
     text += "[[maybe_unused]] const auto aux_" + inputs.aux[n].name +
             " = [&](Bool active, auto... index) { return " +
-            (inputs.aux[n].is_float ? "load_float_aux" : "load_int_aux") + "(user.aux[" +
+            (inputs.aux[n].is_float ? "load_float_aux" : "load_int_aux") + "<kIsInside>(user.aux[" +
             std::to_string(n) + "], active, index...); };\n";
+    text += "[[maybe_unused]] const auto inside_" + inputs.aux[n].name +
+            " = [&](auto... index) { return is_in_aux(user.aux[" + std::to_string(n) +
+            "], index...); };\n";
   }
   return text + statements + "  }\n";
 }
@@ -104,10 +153,17 @@ std::string user_expressions_text(const AttentionProblem& problem, const std::st
   text += flag("kHasMask", !mask.rest.empty());
   text += flag("kHasLower", !mask.lower.empty());
   text += flag("kHasUpper", !mask.upper.empty());
+  const bool is_linear = reads_linearly(problem.user_score);
+  text += flag("kIsScoreLinear", is_linear);
   const std::string arguments = "(const Params& user, const Pair& pair";
   if (!problem.user_score.empty()) {
     text += expression_function(problem, "Float score" + arguments + ", Float score)",
-                                print(problem.user_score, variant::PrintStyle::kDevice));
+                                print(problem.user_score, variant::PrintStyle::kDevice),
+                                /*knows_inside=*/true);
+  }
+  if (is_linear) {
+    text += expression_function(problem, "Bool score_is_inside" + arguments + ")",
+                                inside_statements(problem.user_score));
   }
   if (!mask.rest.empty()) {
     text += expression_function(problem, "Bool mask" + arguments + ")",

@@ -30,7 +30,8 @@ bool reads_variable(const variant::Expr& expr, variant::Variable variable);
 std::string user_expressions_text(const AttentionProblem& problem, const std::string& further = {});
 
 /// One static member function `TYPE NAME(user, pair, score)` with the expressions' statements.
+/// `knows_inside`: a template, whose argument kIsInside says that all elements read are there.
 std::string expression_function(const AttentionProblem& problem, const std::string& declaration,
-                                const std::string& statements);
+                                const std::string& statements, bool knows_inside = false);
 
 }  // namespace flashtile::cuda

@@ -8,6 +8,7 @@
 #include "cuda/device/forward/forward_state.cuh"
 #include "cuda/device/mma/operands.cuh"
 #include "cuda/device/score/dropout.cuh"
+#include "cuda/device/score/logits.cuh"
 #include "cuda/device/softmax/online.cuh"
 
 namespace flashtile::device {
@@ -33,10 +34,19 @@ struct ForwardBase {
   static constexpr int kTilesV = kOwnCols / 8;
   static constexpr int kSlice = Config::kSlice;
   static constexpr int kNumSlices = Config::kBlockN / (kSlice * Config::kWarpsN);
+  /// Logits are natural and made one by one: float32, or what is known of each pair alone.
+  static constexpr bool kIsGeneral =
+      Config::kHasScoreOptions &&
+      (Config::kElement == Element::kF32 || Config::kBias != Element::kNone ||
+       Config::Expressions::kHasScore || !(Config::kHasSoftcap || Config::kHasAlibi));
+  /// Otherwise: capped ones are tanh(...), and the cap a part of the scale; ALiBi adds a straight
+  /// line of columns to the exponents of a row, as long as all keys lie on one side of the queries.
+  static constexpr bool kIsCapped = Config::kHasSoftcap && !kIsGeneral;
+  static constexpr bool kIsTilted = Config::kHasAlibi && !kIsGeneral;
   /// bf16 and TF32 have float32's exponents.
   static constexpr bool kFixedReference = Config::kElement != Element::kF16;
   /// Products with the scale may overflow; or float32, where a large logit less itself must be 0.
-  static constexpr bool kWideLogits = Config::kHasScoreOptions || Config::kElement == Element::kF32;
+  static constexpr bool kWideLogits = kIsGeneral || Config::kElement == Element::kF32;
   static_assert(kTilesM * 16 * Config::kWarpsM == Config::kBlockM, "warps share the rows");
   static_assert(!Config::kSharesWeights || (kOwnCols % 64 == 0 && kShape.element_bytes == 2),
                 "columns of a warp are groups of a swizzled tile");
@@ -67,13 +77,19 @@ struct ForwardBase {
   Softmax softmax;
   float acc[kTilesM][kTilesV][4];
   float max_logit[kTilesM][2];
+  /// Slopes of the lane's rows, negative and in log2 units; one where rows have one head.
+  static constexpr int kSlopeTiles = Config::kPackHeads ? kTilesM : 1;
+  float slopes[kSlopeTiles][2];
+  float lane_distance;  ///< of the lane's first row behind its first key, within warp and slice
 
-  /// Log2 units of a logit as softmax gets it: logits are natural where an option has changed them,
-  /// else bare products.
-  FLASHTILE_DEVICE static float logit_scale(float softmax_scale) {
-    if constexpr (Config::kHasScoreOptions) return kLog2e;
+  /// Log2 units of a logit as softmax gets it: of a natural one, of one that is in these units, of
+  /// a capped one, or of a bare product.
+  FLASHTILE_DEVICE static float logit_scale(const AttentionParams& params) {
+    if constexpr (kIsGeneral) return kLog2e;
+    if constexpr (kIsTilted) return 1.0f;
+    if constexpr (kIsCapped) return params.softcap * kLog2e;
     // A scale of 0 would make 0 * -inf of what is hidden.
-    return larger(absolute(softmax_scale), 1e-30f) * kLog2e;
+    return larger(absolute(params.softmax_scale), 1e-30f) * kLog2e;
   }
 
   FLASHTILE_DEVICE ForwardBase(const AttentionParams& p,
@@ -83,11 +99,18 @@ struct ForwardBase {
         rows(state().rows),
         blocks(state().blocks),
         rules{p, user, state().sequence, state().position},
-        softmax(logit_scale(p.softmax_scale)) {
+        softmax(logit_scale(p)) {
     const int warp = warp_idx();
     first_warp_row = warp % Config::kWarpsM * kTilesM * 16;
     warp_n = warp / Config::kWarpsM;
     shared = shared_address(shared_memory());
+    if constexpr (kIsTilted) {
+      const int lane = lane_idx();
+      lane_distance = static_cast<float>(first_warp_row + lane / 4 - lane % 4 * 2);
+      for_each_row<kSlopeTiles>(first_warp_row, [&](int m, int half, int row) {
+        slopes[m][half] = -kLog2e * rules.slope(rows.head_of(row));
+      });
+    }
   }
 
   FLASHTILE_DEVICE int first_value_column() const {
@@ -161,13 +184,120 @@ struct ForwardBase {
 
   /// What has to be done with a key block's products before they are weighed.
   struct Treatment {
-    bool hides;    ///< masks hide some of them
-    bool follows;  ///< references may have to move
+    bool hides;        ///< masks hide some of them
+    bool asks;         ///< masks by more than position may
+    bool follows;      ///< references may have to move
+    bool is_inside;    ///< see apply_scores
+    bool comes_after;  ///< keys lie behind the queries
+    bool is_wide;      ///< logits may overflow
   };
 
   FLASHTILE_DEVICE Treatment treatment_of(int n_block, bool is_careful) const {
-    const bool hides = blocks.cover(n_block) != Cover::kFull;
-    return {hides, hides || is_careful || !kFixedReference || !softmax.is_settled()};
+    Treatment treatment = {};
+    treatment.hides = blocks.cover(n_block) != Cover::kFull;
+    if constexpr (Config::kHasBlockList || Config::Expressions::kHasMask) {
+      treatment.asks = blocks.mapped_cover(n_block) != Cover::kFull;
+    }
+    treatment.follows = treatment.hides || is_careful || !kFixedReference || !softmax.is_settled();
+    if constexpr (kIsTilted) {
+      const int64 first_key = n_block * Config::kBlockN - sequence.query_offset;
+      treatment.comes_after = first_key >= rows.q_idx(Config::kBlockM - 1);
+      const bool comes_before = first_key + Config::kBlockN - 1 <= rows.q_idx(0);
+      treatment.follows =
+          treatment.follows || Config::kWantsMaxLogit || !(treatment.comes_after || comes_before);
+    }
+    if constexpr (Config::Expressions::kIsScoreLinear && !Config::kPackHeads) {
+      treatment.is_inside = reads_inside(n_block);
+    }
+    treatment.is_wide = is_careful || Config::kElement == Element::kF32;
+    treatment.follows = treatment.follows || treatment.is_wide;
+    return treatment;
+  }
+
+  /// Whether the user's score reads nothing outside of its tensors for any pair of a block. Its
+  /// indices are linear in query and key, so that the corners tell; by all lanes.
+  FLASHTILE_DEVICE bool reads_inside(int n_block) const {
+    const int lane = lane_idx();
+    const int last = rows.is_there(Config::kBlockM - 1) ? Config::kBlockM - 1 : 0;
+    const int key = n_block * Config::kBlockN + ((lane & 2) != 0 ? Config::kBlockN - 1 : 0);
+    const Pair corner = rules.pair(rows.head_of(0), rows.q_idx((lane & 1) != 0 ? last : 0), key);
+    return all_lanes(last > 0 && Config::Expressions::score_is_inside(rules.user, corner));
+  }
+
+  /// How far a row's query lies behind the lane's first key of a slice. Rows that are not there may
+  /// get anything.
+  FLASHTILE_DEVICE float distance_of(int m, int half, int first_key) const {
+    const int64 first = sequence.query_offset - first_key;
+    if constexpr (Config::kPackHeads) {
+      const int row = first_warp_row + m * 16 + half * 8 + lane_idx() / 4;
+      return static_cast<float>(rows.q_idx(row) + first - lane_idx() % 4 * 2);
+    } else {
+      return static_cast<float>(rows.first + first) + lane_distance +
+             static_cast<float>(m * 16 + half * 8);
+    }
+  }
+  FLASHTILE_DEVICE float slope_of(int m, int half) const {
+    return Config::kPackHeads ? slopes[m][half] : slopes[0][0];
+  }
+
+  /// What a bare product, or a capped one, has to be multiplied by for log2 units.
+  FLASHTILE_DEVICE float tilted_factor() const {
+    return (kIsCapped ? params.softcap : params.softmax_scale) * kLog2e;
+  }
+
+  /// Products become tanh of what they are of the cap. Where all are below most of it, which is the
+  /// rule, a polynomial does that: special functions are what the kernel waits for.
+  FLASHTILE_DEVICE void cap(Scores& scores) const {
+    const float factor = params.softmax_scale * params.inverse_softcap;
+    float largest[2] = {};
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kSlice / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          scores[m][n][r] *= factor;
+          largest[r % 2] = larger(largest[r % 2], absolute(scores[m][n][r]));
+        }
+      }
+    }
+    if (all_lanes(larger(largest[0], largest[1]) <= kSmallTanh)) {
+      squash_all<true>(scores);
+    } else {
+      squash_all<false>(scores);
+    }
+  }
+
+  template <bool kIsSmall>
+  FLASHTILE_DEVICE void squash_all(Scores& scores) const {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kSlice / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          float& x = scores[m][n][r];
+          x = kIsSmall ? tanh_of_small(x) : rules.squash(x);
+        }
+      }
+    }
+  }
+
+  /// Logits in log2 units with ALiBi.
+  FLASHTILE_DEVICE void level(Scores& scores, int first_key) const {
+    const float factor = tilted_factor();
+    for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int) {
+      const float distance = distance_of(m, half, first_key);
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kSlice / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          float& x = scores[m][n][half * 2 + e];
+          const float tilt = slope_of(m, half) * absolute(distance - static_cast<float>(n * 8 + e));
+          x = fused_multiply_add(x, factor, tilt);
+        }
+      }
+    });
   }
 
   /// Products of one slice of a key block become logits; the reference and what has been summed may
@@ -175,14 +305,27 @@ struct ForwardBase {
   /// there once: instructions have to be fetched too.
   template <bool kIsPlain>
   FLASHTILE_DEVICE void prepare(Scores& scores, Treatment treatment, int n_block, int column) {
-    if constexpr (Config::kHasScoreOptions) {
-      apply_scores<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row,
-                                            n_block * Config::kBlockN + column);
+    const int first_key = n_block * Config::kBlockN + column;
+    if constexpr (kIsGeneral) {
+      if (Config::Expressions::kIsScoreLinear && treatment.is_inside) {
+        apply_scores<Config, true, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
+      } else {
+        apply_scores<Config, false, kTilesM, kSlice>(scores, rules, rows, first_warp_row,
+                                                     first_key);
+      }
+    }
+    if constexpr (kIsCapped) cap(scores);
+    if constexpr (kIsTilted) {
+      if (!kIsPlain && treatment.follows) level(scores, first_key);
     }
     if (!kIsPlain && treatment.hides) {
       const Ranges ranges(rules.position, rows, first_warp_row, n_block * Config::kBlockN);
-      apply_masks<Config, kTilesM, kSlice>(scores, rules, rows, ranges, first_warp_row,
-                                           n_block * Config::kBlockN, column);
+      mask_positions<Config, kTilesM, kSlice>(scores, ranges, column);
+      if constexpr (Config::kHasBlockList || Config::Expressions::kHasMask) {
+        if (treatment.asks) {
+          mask_pairs<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
+        }
+      }
     }
     if constexpr (Config::kWantsMaxLogit) track_max(scores);
     if (!kIsPlain && treatment.follows) {
@@ -243,9 +386,28 @@ struct ForwardBase {
   }
 
   /// The weights of one slice, from its logits.
-  FLASHTILE_DEVICE void weigh(SliceWeights& weights, Scores& scores, int n_block, int column) {
-    softmax.template weigh<kSlice, kWideLogits>(scores);
-    if constexpr (Config::kHasDropout) drop_weights(scores, n_block * Config::kBlockN + column);
+  template <bool kIsPlain>
+  FLASHTILE_DEVICE void weigh(SliceWeights& weights, Scores& scores, Treatment treatment,
+                              int n_block, int column) {
+    const int first_key = n_block * Config::kBlockN + column;
+    if constexpr (kIsTilted) {
+      // A slice that has been levelled is one without a slope.
+      const bool is_level = !kIsPlain && treatment.follows;
+      struct Line {
+        float slope, offset;
+      };
+      softmax.template weigh_tilted<kSlice>(
+          scores, is_level ? 1.0f : tilted_factor(), [&](int m, int half) -> Line {
+            const float slope = is_level ? 0.0f : slope_of(m, half);
+            const float signed_slope = treatment.comes_after ? slope : -slope;
+            return {signed_slope, -signed_slope * distance_of(m, half, first_key)};
+          });
+    } else if (kWideLogits && !kIsPlain && treatment.is_wide) {
+      softmax.template weigh<kSlice, true>(scores);
+    } else {
+      softmax.template weigh<kSlice, false>(scores);
+    }
+    if constexpr (Config::kHasDropout) drop_weights(scores, first_key);
     weights.set(scores);
   }
 

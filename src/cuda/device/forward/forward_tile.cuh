@@ -133,9 +133,11 @@ struct ForwardTile : ForwardBase<Config> {
   }
 
   /// Weighs the prepared logits of a slice and adds its values.
-  FLASHTILE_DEVICE void finish_slice(Scores& scores, int n_block, int stage, int column) {
+  template <bool kIsPlain>
+  FLASHTILE_DEVICE void finish_slice(Scores& scores, typename Base::Treatment treatment,
+                                     int n_block, int stage, int column) {
     typename Base::SliceWeights weights;
-    this->weigh(weights, scores, n_block, column);
+    this->template weigh<kIsPlain>(weights, scores, treatment, n_block, column);
     if constexpr (Config::kSharesWeights) {
       finish_shared(weights, stage, column);
       return;
@@ -162,7 +164,7 @@ struct ForwardTile : ForwardBase<Config> {
         compute_scores(scores[(slice + 1) % 2], key_tile(stage), column_of(slice + 1));
       }
       if (kNumSlices > 1 && slice == 0) values_ready();
-      finish_slice(scores[slice % 2], n_block, stage, column_of(slice));
+      finish_slice<kIsPlain>(scores[slice % 2], treatment, n_block, stage, column_of(slice));
     }
   }
 
@@ -290,14 +292,14 @@ struct ForwardTile : ForwardBase<Config> {
       }
       copy_async_commit();
       if (is_careful) clear_values(n_block, stage);
-      this->template prepare<false>(scores[0], this->treatment_of(n_block, is_careful), n_block,
-                                    warp_n * kSlice);
+      const typename Base::Treatment treatment = this->treatment_of(n_block, is_careful);
+      this->template prepare<false>(scores[0], treatment, n_block, warp_n * kSlice);
       if (is_last) {
-        finish_slice(scores[0], n_block, stage, warp_n * kSlice);
+        finish_slice<false>(scores[0], treatment, n_block, stage, warp_n * kSlice);
         break;
       }
       compute_scores(scores[1], key_tile(1 - stage), warp_n * kSlice);
-      finish_slice(scores[0], n_block, stage, warp_n * kSlice);
+      finish_slice<false>(scores[0], treatment, n_block, stage, warp_n * kSlice);
       FLASHTILE_UNROLL
       for (int m = 0; m < kTilesM; ++m) {
         FLASHTILE_UNROLL

@@ -126,8 +126,9 @@ struct ForwardWide : ForwardBase<Config> {
         stage = next_stage(stage);
       }
       typename Base::SliceWeights weights;
-      this->template prepare<false>(scores, this->treatment_of(n_block, is_careful), n_block, 0);
-      this->weigh(weights, scores, n_block, 0);
+      const typename Base::Treatment treatment = this->treatment_of(n_block, is_careful);
+      this->template prepare<false>(scores, treatment, n_block, 0);
+      this->template weigh<false>(weights, scores, treatment, n_block, 0);
       if (is_careful) this->find_seen_keys(n_block);
       FLASHTILE_UNROLL
       for (int piece = 0; piece < kNumPieces; ++piece) {

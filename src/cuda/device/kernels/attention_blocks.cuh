@@ -5,10 +5,11 @@
 // (and sequences) that it holds for, and a block only until it has shown both a pair that is seen
 // and one that is not.
 //
-// map: two bits for each (batch, head, m_block, n_block). A warp makes one word: 16 key blocks of a
-// query tile. Positions are known: blocks outside the tile's range cost nothing.
+// map: two bits for each (batch, head, m_block, n_block). A CTA makes one word: 16 key blocks of a
+// query tile, one for each warp. Positions are known: blocks outside the tile's range cost nothing.
 #pragma once
 
+#include "cuda/device/params/attention_params.hpp"
 #include "cuda/device/ptx/thread.cuh"
 #include "cuda/device/score/score.cuh"
 
@@ -16,7 +17,10 @@ namespace flashtile::device {
 
 template <class Config>
 struct BlockMap {
-  static constexpr int kThreads = 128;
+  static constexpr int kThreads = BlockMapShape::kThreads;
+  static_assert(kThreads == kCoversPerWord * kWarpSize, "a warp for each block of a word");
+  /// Rows that are asked side by side: a key's values are loaded once for them.
+  static constexpr int kRowsAtOnce = 8;
 
   const AttentionParams& params;
   const typename Config::Expressions::Params& user;
@@ -27,25 +31,38 @@ struct BlockMap {
                                          int n_block) {
     bool has_seen = false;
     bool has_hidden = false;
+    int range_begin = 0;
+    int range_end = 0;
     FLASHTILE_NO_UNROLL
-    for (int row = 0; row < Config::kBlockM && rows.is_there(row); ++row) {
-      const int q_idx = rows.q_idx(row);
-      const int head = rows.head_of(row);
-      const variant::KeyRange range = rules.position.keys(q_idx);
-      FLASHTILE_NO_UNROLL
-      for (int key = n_block * Config::kBlockN + lane_idx(); key < (n_block + 1) * Config::kBlockN;
-           key += kWarpSize) {
-        if (key < range.begin || key >= range.end) continue;
-        (rules.is_kept(head, q_idx, key) ? has_seen : has_hidden) = true;
+    for (int first = 0; first < Config::kBlockM && rows.is_there(first); first += kRowsAtOnce) {
+      // Each lane works out what one of the next rows sees by position.
+      if (first % kWarpSize == 0) {
+        const variant::KeyRange range = rules.position.keys(rows.q_idx(first + lane_idx()));
+        range_begin = static_cast<int>(clamp<int64>(range.begin, 0, rules.sequence.seqlen_k));
+        range_end = static_cast<int>(clamp<int64>(range.end, 0, rules.sequence.seqlen_k));
       }
-      // Asking costs as much as a few pairs.
-      if (row % 4 == 3 && any_lane(has_seen) && any_lane(has_hidden)) return Cover::kPart;
+      FLASHTILE_NO_UNROLL
+      for (int begin = 0; begin < Config::kBlockN; begin += kWarpSize) {
+        const int key = n_block * Config::kBlockN + begin + lane_idx();
+        const bool is_own = begin + lane_idx() < Config::kBlockN;
+        FLASHTILE_UNROLL
+        for (int i = 0; i < kRowsAtOnce; ++i) {
+          // Rows that are not there repeat the last one.
+          const int row = (first + i) % kWarpSize;
+          const bool is_known =
+              is_own & (key >= shuffle(range_begin, row)) & (key < shuffle(range_end, row));
+          const bool is_kept = rules.is_kept(rows.head_of(first + i), rows.q_idx(first + i), key);
+          has_seen = has_seen | (is_known & is_kept);
+          has_hidden = has_hidden | (is_known & !is_kept);
+        }
+      }
+      if (any_lane(has_seen) && any_lane(has_hidden)) return Cover::kPart;
     }
     if (!any_lane(has_seen)) return Cover::kNone;
     return any_lane(has_hidden) ? Cover::kPart : Cover::kFull;
   }
 
-  FLASHTILE_DEVICE uint32 make_word(int map_batch, int map_head, int m_block, int word) const {
+  FLASHTILE_DEVICE Cover find_cover(int map_batch, int map_head, int m_block, int n_block) const {
     Tile tile;
     tile.batch_idx = map_batch;
     tile.m_block = m_block;
@@ -53,41 +70,44 @@ struct BlockMap {
     tile.head = map_head * (Config::kPackHeads ? params.group_size : 1);
     const Sequence sequence = load_sequence(params, tile.batch_idx);
     const QueryRows<Config::kPackHeads> rows(params, sequence, tile, Config::kBlockM);
-    if (rows.first >= rows.num_rows) return 0;
+    if (rows.first >= rows.num_rows) return Cover::kNone;
     const variant::PositionMask position =
         find_position_mask<Config>(params, user, sequence, tile.head);
-    const ScoreRules<Config> rules{params, user, sequence, position};
     const KeyBlocks<Config::kBlockN> blocks(position, rows.q_idx(0),
                                             rows.q_idx(Config::kBlockM - 1), nullptr);
-    uint32 bits = 0;
-    for (int i = 0; i < kCoversPerWord; ++i) {
-      const int n_block = word * kCoversPerWord + i;
-      if (n_block < blocks.begin || n_block >= blocks.end) continue;
-      bits |= static_cast<uint32>(cover_of(rules, rows, n_block)) << (2 * i);
-    }
-    return bits;
+    if (n_block < blocks.begin || n_block >= blocks.end) return Cover::kNone;
+    const ScoreRules<Config> rules{params, user, sequence, position};
+    return cover_of(rules, rows, n_block);
   }
 
   FLASHTILE_DEVICE void run() const {
     const BlocksParam& blocks = params.blocks;
+    uint32* covers = reinterpret_cast<uint32*>(shared_memory());
     const int64 num_words = static_cast<int64>(blocks.map_batches) * blocks.map_heads *
                             params.grid.num_m_blocks * blocks.map_words;
-    const int64 step = num_ctas() * (kThreads / kWarpSize);
-    for (int64 at = cta_idx() * (kThreads / kWarpSize) + warp_idx(); at < num_words; at += step) {
+    for (int64 at = cta_idx(); at < num_words; at += num_ctas()) {
       const int64 line = at / blocks.map_words;
       const int64 plane = line / params.grid.num_m_blocks;
-      const uint32 bits = make_word(static_cast<int>(plane / blocks.map_heads),
-                                    static_cast<int>(plane % blocks.map_heads),
-                                    static_cast<int>(line % params.grid.num_m_blocks),
-                                    static_cast<int>(at % blocks.map_words));
-      if (lane_idx() == 0) blocks.map[at] = bits;
+      const int word = static_cast<int>(at % blocks.map_words);
+      const int warp = warp_idx();
+      const Cover cover = find_cover(
+          static_cast<int>(plane / blocks.map_heads), static_cast<int>(plane % blocks.map_heads),
+          static_cast<int>(line % params.grid.num_m_blocks), word * kCoversPerWord + warp);
+      if (lane_idx() == 0) covers[warp] = static_cast<uint32>(cover);
+      sync_cta();
+      if (thread_idx() == 0) {
+        uint32 bits = 0;
+        for (int i = 0; i < kCoversPerWord; ++i) bits |= covers[i] << (2 * i);
+        blocks.map[at] = bits;
+      }
+      sync_cta();
     }
   }
 };
 
 }  // namespace flashtile::device
 
-FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BlockMap<Config>::kThreads, 4)
+FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BlockMap<Config>::kThreads, 1)
     attention_blocks(FLASHTILE_PARAMETER flashtile::device::AttentionParams params,
                      FLASHTILE_PARAMETER Config::Expressions::Params user) {
   const flashtile::device::BlockMap<Config> kernel{params, user};

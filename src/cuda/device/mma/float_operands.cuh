@@ -18,12 +18,15 @@ namespace flashtile::device {
 
 constexpr int kFlushColumns = 32;
 
+/// Rounded by integer arithmetic, a quarter of the instructions of the conversion. The difference
+/// is exact, and has at most one bit more than the tensor cores read; its sign is that of either
+/// side, so that what they leave out has no bias. NaN stays in the small part.
 struct SplitFloat {
   uint32 big, small;
 
   FLASHTILE_DEVICE explicit SplitFloat(float value) {
-    big = round_to_tf32(value);
-    small = round_to_tf32(value - float_from_bits(big));
+    big = (bits_of_float(value) + 0x1000u) & 0xffffe000u;
+    small = bits_of_float(value - float_from_bits(big));
   }
 };
 

@@ -101,6 +101,12 @@ struct BlocksParam {
   int map_batches = 0, map_heads = 0, map_words = 0;
 };
 
+/// attention_blocks: a CTA for each word of the map, a warp for each of its blocks.
+struct BlockMapShape {
+  static constexpr int kThreads = 512;
+  static constexpr int kSharedBytes = 64;
+};
+
 /// What debug kernels write: (batch, heads, seqlen_q, seqlen_k), by stored key.
 struct WeightsParam {
   ScoresParam weights;       ///< float32

@@ -62,13 +62,6 @@ FLASHTILE_DEVICE void unpack(uint32 pair, float& low, float& high) {
   }
 }
 
-/// The nearest number of TF32 (a float32 with 10 bits of fraction).
-FLASHTILE_DEVICE uint32 round_to_tf32(float value) {
-  uint32 bits;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-  return bits;
-}
-
 /// A floating element of global memory.
 template <Element element>
 FLASHTILE_DEVICE float load_element(const void* address) {
@@ -78,6 +71,18 @@ FLASHTILE_DEVICE float load_element(const void* address) {
     return float_from_f16(load_global(static_cast<const uint16*>(address)));
   } else {
     return float_from_bf16(load_global(static_cast<const uint16*>(address)));
+  }
+}
+
+/// The same where `is_there`, else 0.
+template <Element element>
+FLASHTILE_DEVICE float load_element_if(bool is_there, const void* address) {
+  if constexpr (element == Element::kF32) {
+    return float_from_bits(load_global_if(is_there, static_cast<const uint32*>(address)));
+  } else if constexpr (element == Element::kF16) {
+    return float_from_f16(load_global_if(is_there, static_cast<const uint16*>(address)));
+  } else {
+    return float_from_bf16(load_global_if(is_there, static_cast<const uint16*>(address)));
   }
 }
 

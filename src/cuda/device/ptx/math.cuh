@@ -23,7 +23,7 @@ FLASHTILE_DEVICE bool is_finite(float value) {
 FLASHTILE_DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
 /// a * b + c, rounded once.
 FLASHTILE_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-FLASHTILE_DEVICE float absolute(float a) { return float_from_bits(bits_of_float(a) & 0x7fffffffu); }
+FLASHTILE_DEVICE float absolute(float a) { return fabsf(a); }
 
 /// The larger one; the other one where one is NaN.
 FLASHTILE_DEVICE float larger(float a, float b) { return fmaxf(a, b); }

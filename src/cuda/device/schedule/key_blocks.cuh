@@ -56,12 +56,16 @@ struct KeyBlocks {
     begin = part_begin;
   }
 
+  /// What the map says: of pairs that positions leave.
+  FLASHTILE_DEVICE Cover mapped_cover(int n_block) const {
+    if (map == nullptr) return Cover::kFull;
+    const uint32 word = load_global(map + n_block / kCoversPerWord);
+    return static_cast<Cover>((word >> (2 * (n_block % kCoversPerWord))) & 3u);
+  }
+
   FLASHTILE_DEVICE Cover cover(int n_block) const {
-    if (map != nullptr) {
-      const uint32 word = load_global(map + n_block / kCoversPerWord);
-      const uint32 bits = (word >> (2 * (n_block % kCoversPerWord))) & 3u;
-      if (bits != static_cast<uint32>(Cover::kFull)) return static_cast<Cover>(bits);
-    }
+    const Cover mapped = mapped_cover(n_block);
+    if (mapped != Cover::kFull) return mapped;
     return n_block >= full_begin && n_block < full_end ? Cover::kFull : Cover::kPart;
   }
 

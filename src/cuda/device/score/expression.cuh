@@ -13,6 +13,8 @@ namespace flashtile::device {
 /// The variables of an expression.
 struct Pair {
   int64 batch, head, head_kv, q_idx, k_idx, seqlen_q, seqlen_k, query_offset, leftpad;
+  /// What has to be added to q_idx and k_idx: constants, where the text is unrolled.
+  int q_step = 0, k_step = 0;
 };
 
 namespace expression {
@@ -20,6 +22,47 @@ namespace expression {
 using Bool = bool;
 using Int = int64;
 using Float = float;
+
+/// An integer as base + step. Steps are made of those of a pair, bases of all else, so that pairs
+/// of a tile share the arithmetic on bases, and reads that differ by nothing are one.
+struct SteppedInt {
+  Int base, step;
+
+  FLASHTILE_DEVICE SteppedInt(Int value, Int further = 0) : base(value), step(further) {}
+  FLASHTILE_DEVICE operator Int() const {
+    return static_cast<Int>(static_cast<uint64>(base) + static_cast<uint64>(step));
+  }
+};
+FLASHTILE_DEVICE SteppedInt operator+(SteppedInt a, SteppedInt b) {
+  return {a.base + b.base, a.step + b.step};
+}
+FLASHTILE_DEVICE SteppedInt operator-(SteppedInt a, SteppedInt b) {
+  return {a.base - b.base, a.step - b.step};
+}
+FLASHTILE_DEVICE SteppedInt operator-(SteppedInt a) { return {-a.base, -a.step}; }
+FLASHTILE_DEVICE SteppedInt operator*(SteppedInt a, SteppedInt b) {
+  if (b.step == 0) return {a.base * b.base, a.step * b.base};
+  if (a.step == 0) return {a.base * b.base, a.base * b.step};
+  return {static_cast<Int>(a) * static_cast<Int>(b)};
+}
+
+template <bool kIsStepped>
+struct IndexOf {
+  using Type = Int;
+};
+template <>
+struct IndexOf<true> {
+  using Type = SteppedInt;
+};
+
+template <bool kIsStepped>
+FLASHTILE_DEVICE typename IndexOf<kIsStepped>::Type step_of(int step) {
+  if constexpr (kIsStepped) {
+    return SteppedInt(0, step);
+  } else {
+    return step;
+  }
+}
 
 FLASHTILE_DEVICE Int wrap(uint64 bits) { return static_cast<Int>(bits); }
 
@@ -101,19 +144,60 @@ FLASHTILE_DEVICE Bool aux_offset(const AuxParam& aux, int dim, Int& offset, Int 
   return aux_offset(aux, dim + 1, offset, rest...) & is_inside;
 }
 
-template <class... Index>
-FLASHTILE_DEVICE Float load_float_aux(const AuxParam& aux, Bool active, Index... index) {
-  Int offset = 0;
-  if (!(aux_offset(aux, 0, offset, index...) && active)) return 0.0f;
-  return load_global(reinterpret_cast<const float*>(aux.data + offset));
+/// The same where the index is known to lie inside: steps apart, by strides of 32 bits.
+FLASHTILE_DEVICE void add_offset(const AuxParam&, int, Int&, Int&) {}
+template <class... Rest>
+FLASHTILE_DEVICE void add_offset(const AuxParam& aux, int dim, Int& offset, Int& steps,
+                                 SteppedInt index, Rest... rest) {
+  offset += index.base * aux.strides[dim];
+  steps += static_cast<Int>(static_cast<int>(index.step)) * static_cast<int>(aux.strides[dim]);
+  add_offset(aux, dim + 1, offset, steps, rest...);
 }
 
-template <class... Index>
-FLASHTILE_DEVICE Int load_int_aux(const AuxParam& aux, Bool active, Index... index) {
+/// Where an element lies; false where it is not there.
+template <bool kIsInside, class... Index>
+FLASHTILE_DEVICE Bool find_aux(const AuxParam& aux, const char*& address, Index... index) {
   Int offset = 0;
-  if (!(aux_offset(aux, 0, offset, index...) && active)) return 0;
-  if (aux.element_bytes == 8) return load_global(reinterpret_cast<const int64*>(aux.data + offset));
-  return load_global(reinterpret_cast<const int*>(aux.data + offset));
+  if constexpr (kIsInside) {
+    Int steps = 0;
+    add_offset(aux, 0, offset, steps, index...);
+    address = aux.data + offset + steps;
+    return true;
+  } else {
+    const Bool is_inside = aux_offset(aux, 0, offset, index...);
+    address = aux.data + offset;
+    return is_inside;
+  }
+}
+
+/// kIsInside: the caller knows that the index lies inside the tensor, as is_in_aux says it.
+template <bool kIsInside, class... Index>
+FLASHTILE_DEVICE Float load_float_aux(const AuxParam& aux, Bool active, Index... index) {
+  const char* address;
+  const Bool is_there = find_aux<kIsInside>(aux, address, index...) & active;
+  return float_from_bits(load_global_if(is_there, reinterpret_cast<const uint32*>(address)));
+}
+
+template <bool kIsInside, class... Index>
+FLASHTILE_DEVICE Int load_int_aux(const AuxParam& aux, Bool active, Index... index) {
+  const char* address;
+  const Bool is_there = find_aux<kIsInside>(aux, address, index...) & active;
+  const Bool is_wide = aux.element_bytes == 8;
+  const Int wide = load_global_if(is_there & is_wide, reinterpret_cast<const int64*>(address));
+  const uint32 narrow =
+      load_global_if(is_there & !is_wide, reinterpret_cast<const uint32*>(address));
+  return is_wide ? wide : static_cast<int>(narrow);
+}
+
+/// Whether an element is in the tensor, and strides have 31 bits.
+template <class... Index>
+FLASHTILE_DEVICE Bool is_in_aux(const AuxParam& aux, Index... index) {
+  Int offset = 0;
+  Bool is_inside = aux_offset(aux, 0, offset, index...);
+  for (int dim = 0; dim < static_cast<int>(sizeof...(index)); ++dim) {
+    is_inside = is_inside & (aux.strides[dim] == static_cast<int>(aux.strides[dim]));
+  }
+  return is_inside;
 }
 
 /// The same element's place in row-major order.

@@ -44,6 +44,17 @@ FLASHTILE_DEVICE variant::PositionMask find_position_mask(
   return position;
 }
 
+/// tanh(x) for |x| up to kSmallTanh; relative error 5e-7.
+constexpr float kSmallTanh = 0.7f;
+FLASHTILE_DEVICE float tanh_of_small(float x) {
+  const float square = x * x;
+  float sum = 0.0137737105f;
+  sum = fused_multiply_add(sum, square, -0.0508362353f);
+  sum = fused_multiply_add(sum, square, 0.132811129f);
+  sum = fused_multiply_add(sum, square, -0.33330214f);
+  return x * fused_multiply_add(sum, square, 0.999999702f);
+}
+
 /// The masks and scores of one tile's (sequence, head); `Config` says which options there are, and
 /// has the user's expressions.
 template <class Config>
@@ -69,12 +80,14 @@ struct ScoreRules {
     }
   }
 
-  FLASHTILE_DEVICE float bias_at(int head, int q_idx, int k_idx) const {
+  FLASHTILE_DEVICE const char* bias_address(int head, int q_idx, int k_idx) const {
     const ScoresParam& bias = params.bias;
+    return bias.data + sequence.batch_idx * bias.batch_stride + head * bias.head_stride +
+           q_idx * bias.row_stride + (k_idx + sequence.leftpad) * bias.key_stride;
+  }
+  FLASHTILE_DEVICE float bias_at(int head, int q_idx, int k_idx) const {
     if (k_idx < 0 || k_idx >= sequence.seqlen_k) return 0.0f;
-    return load_element<Config::kBias>(bias.data + sequence.batch_idx * bias.batch_stride +
-                                       head * bias.head_stride + q_idx * bias.row_stride +
-                                       (k_idx + sequence.leftpad) * bias.key_stride);
+    return load_element<Config::kBias>(bias_address(head, q_idx, k_idx));
   }
 
   FLASHTILE_DEVICE float slope(int head) const {
@@ -88,7 +101,9 @@ struct ScoreRules {
   FLASHTILE_DEVICE float logit(float product, int head, int q_idx, int k_idx) const {
     float derivative;
     float x = user_input(product, derivative);
-    if constexpr (Expressions::kHasScore) x = Expressions::score(user, pair(head, q_idx, k_idx), x);
+    if constexpr (Expressions::kHasScore) {
+      x = Expressions::template score<false>(user, pair(head, q_idx, k_idx), x);
+    }
     return add_biases(x, head, q_idx, k_idx);
   }
 
@@ -118,7 +133,7 @@ struct ScoreRules {
     if constexpr (Expressions::kHasScore) {
       const Pair place = pair(head, q_idx, k_idx);
       derivative *= Expressions::score_derivative(user, place, x);
-      x = Expressions::score(user, place, x);
+      x = Expressions::template score<false>(user, place, x);
     }
     return add_biases(x, head, q_idx, k_idx);
   }
@@ -128,8 +143,13 @@ struct ScoreRules {
     const BlocksParam& blocks = params.blocks;
     const int64 b = blocks.list_batches == 1 ? 0 : sequence.batch_idx;
     const int64 h = blocks.list_heads == 1 ? 0 : head;
-    const int row = static_cast<int>(q_idx / blocks.block_rows);
-    const int col = static_cast<int>(k_idx / blocks.block_cols);
+    // Positions have 31 bits, and a division of 32 bits is a fraction of one of 64.
+    const auto place = [](int idx, int64 block) {
+      return static_cast<int>(static_cast<uint32>(idx) /
+                              static_cast<uint32>(block < 0x7fffffff ? block : 0x7fffffff));
+    };
+    const int row = place(q_idx, blocks.block_rows);
+    const int col = place(k_idx, blocks.block_cols);
     if (row >= blocks.list_rows || col >= blocks.list_cols) return false;
     const int64 line = (b * blocks.list_heads + h) * blocks.list_rows + row;
     return (load_global(blocks.listed + line * blocks.list_words + col / 32) >> (col % 32)) & 1u;
@@ -140,7 +160,8 @@ struct ScoreRules {
     bool kept = true;
     if constexpr (Config::kHasBlockList) kept = is_listed(head, q_idx, k_idx);
     if constexpr (Expressions::kHasMask) {
-      kept = kept && Expressions::mask(user, pair(head, q_idx, k_idx));
+      // No branch: pairs are asked side by side.
+      kept = kept & Expressions::mask(user, pair(head, q_idx, k_idx));
     }
     return kept;
   }
@@ -155,78 +176,5 @@ struct ScoreRules {
     return true;
   }
 };
-
-/// Applies `apply(m, half, row)` to each row that a lane holds of a warp's kTilesM x 16 rows.
-template <int kTilesM, class Apply>
-FLASHTILE_DEVICE void for_each_row(int warp_row, const Apply& apply) {
-  FLASHTILE_UNROLL
-  for (int m = 0; m < kTilesM; ++m) {
-    FLASHTILE_UNROLL
-    for (int half = 0; half < 2; ++half)
-      apply(m, half, warp_row + m * 16 + half * 8 + lane_idx() / 4);
-  }
-}
-
-/// Turns products into logits, in place; `first_key` is the key of the accumulator's column 0.
-template <class Config, int kTilesM, int kN, class Rows>
-FLASHTILE_DEVICE void apply_scores(float (&acc)[kTilesM][kN / 8][4],
-                                   const ScoreRules<Config>& rules, const Rows& rows, int warp_row,
-                                   int first_key) {
-  const int lane_key = first_key + lane_idx() % 4 * 2;
-  for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
-    const int q_idx = rows.q_idx(row);
-    const int head = rows.head_of(row);
-    FLASHTILE_UNROLL
-    for (int n = 0; n < kN / 8; ++n) {
-      FLASHTILE_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        float& x = acc[m][n][half * 2 + e];
-        x = rules.logit(x, head, q_idx, lane_key + n * 8 + e);
-      }
-    }
-  });
-}
-
-/// The keys that each row of a lane sees by position, relative to a key block's first one.
-template <class Config, int kTilesM>
-struct RowRanges {
-  int begin[kTilesM][2];
-  int end[kTilesM][2];
-
-  template <class Rows>
-  FLASHTILE_DEVICE RowRanges(const variant::PositionMask& position, const Rows& rows, int warp_row,
-                             int first_key) {
-    for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
-      const variant::KeyRange range = position.keys(rows.q_idx(row));
-      begin[m][half] = static_cast<int>(range.begin) - first_key;
-      end[m][half] = static_cast<int>(range.end) - first_key;
-    });
-  }
-};
-
-/// Sets what is hidden to -inf; the accumulator's column 0 is key first_key + first_column.
-template <class Config, int kTilesM, int kN, class Rows>
-FLASHTILE_DEVICE void apply_masks(float (&acc)[kTilesM][kN / 8][4], const ScoreRules<Config>& rules,
-                                  const Rows& rows, const RowRanges<Config, kTilesM>& ranges,
-                                  int warp_row, int first_key, int first_column) {
-  const int lane_column = first_column + lane_idx() % 4 * 2;
-  for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
-    const int begin = ranges.begin[m][half] - lane_column;
-    const int end = ranges.end[m][half] - lane_column;
-    FLASHTILE_UNROLL
-    for (int n = 0; n < kN / 8; ++n) {
-      FLASHTILE_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        bool is_seen = n * 8 + e < end;
-        if constexpr (Config::kHasLowerBound) is_seen = is_seen && n * 8 + e >= begin;
-        if constexpr (Config::kHasBlockList || Config::Expressions::kHasMask) {
-          is_seen = is_seen && rules.is_kept(rows.head_of(row), rows.q_idx(row),
-                                             first_key + lane_column + n * 8 + e);
-        }
-        if (!is_seen) acc[m][n][half * 2 + e] = -infinity();
-      }
-    }
-  });
-}
 
 }  // namespace flashtile::device

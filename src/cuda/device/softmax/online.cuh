@@ -138,6 +138,32 @@ struct OnlineSoftmax {
     }
   }
 
+  /// The same for logits x factor + slope (column - of the lane's first) + offset in log2 units,
+  /// where `line_of(m, half)` has slope and offset of a row. One more operation for each.
+  template <int kN, class LineOf>
+  FLASHTILE_DEVICE void weigh_tilted(float (&logits)[kTilesM][kN / 8][4], float factor,
+                                     const LineOf& line_of) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float base = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
+        const auto line = line_of(m, half);
+        const float shift = line.offset - base;
+        FLASHTILE_UNROLL
+        for (int n = 0; n < kN / 8; ++n) {
+          FLASHTILE_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            float& x = logits[m][n][half * 2 + e];
+            const float tilt = fused_multiply_add(line.slope, static_cast<float>(n * 8 + e), shift);
+            x = exp2_approx(fused_multiply_add(x, factor, tilt));
+            sum[m][half] += x;
+          }
+        }
+      }
+    }
+  }
+
   /// Sums over the lanes that share a row.
   FLASHTILE_DEVICE void finish_sums() {
     FLASHTILE_UNROLL

@@ -51,13 +51,6 @@ void unpack(uint32 pair, float& low, float& high) {
   high = from_bits<element>(static_cast<uint16>(pair >> 16));
 }
 
-/// To nearest, ties away from zero.
-inline uint32 round_to_tf32(float value) {
-  const uint32 bits = bits_of_float(value);
-  if (!is_finite(value)) return bits;
-  return (bits + 0x1000u) & 0xffffe000u;
-}
-
 template <Element element>
 float load_element(const void* address) {
   if constexpr (element == Element::kF32) {
@@ -65,6 +58,11 @@ float load_element(const void* address) {
   } else {
     return from_bits<element>(*static_cast<const uint16*>(address));
   }
+}
+
+template <Element element>
+float load_element_if(bool is_there, const void* address) {
+  return is_there ? load_element<element>(address) : 0.0f;
 }
 
 template <Element element>

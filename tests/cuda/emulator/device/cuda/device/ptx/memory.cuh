@@ -105,6 +105,11 @@ T load_global(const T* address) {
   return *address;
 }
 
+template <class T>
+T load_global_if(bool is_there, const T* address) {
+  return is_there ? *address : T{};
+}
+
 inline float load_written(const float* address) { return *address; }
 inline void load_written(float (&value)[4], const float* address) {
   if (reinterpret_cast<uintptr_t>(address) % 16 != 0) emulator::stop("a vector is not aligned");
