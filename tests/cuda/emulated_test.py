@@ -2,7 +2,7 @@
 """The GPU kernels, run on an emulated GPU (emulator/machine.hpp) through the whole library: driver
 table, compiler, cache, launches, command line. Needs NVRTC (any machine can have it) and g++.
 
-    tests/cuda/emulated_test.py                      problems of many options, under a minute
+    tests/cuda/emulated_test.py                      problems of many options, some minutes
     tests/cuda/emulated_test.py --golden [ARCH ...]  all golden files, on the plans of these targets
                                                      (long: ./test.sh leaves it out)
 """
