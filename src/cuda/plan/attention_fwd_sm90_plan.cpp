@@ -127,8 +127,8 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   const bool is_causal = problem.window_right.has_value();
   const bool is_bf16 = problem.dtype == DType::kBF16;
   const bool is_short = problem.max_seqlen_k <= 2048;
-  // Taking tiles costs a memset in front, and short rows differ little.
-  tiling.is_dynamic = (is_causal && problem.max_seqlen_k > 512) || lengths_differ(problem);
+  // Taking tiles costs a memset in front; dealing tiles of unequal length out in turns costs more.
+  tiling.is_dynamic = is_causal || lengths_differ(problem);
   tiling.section_bytes = (problem.max_seqlen_k <= 512 ? 8 : 32) * kMib;
   if (is_bf16) tiling.reference = Sm90Reference::kFirstBlock;
   if (largest <= 64) {
