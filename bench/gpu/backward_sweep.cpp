@@ -22,12 +22,16 @@
 #include "cuda/launch/attention_bwd.hpp"
 #include "cuda/launch/attention_fwd.hpp"
 #include "cuda/plan/backward_tiling.hpp"
-#include "cuda/runtime/current.hpp"
+#include "device_timing.hpp"
 #include "flashtile/error.hpp"
 
 namespace {
 
 using namespace flashtile;
+using bench::allocate;
+using bench::median;
+using bench::milliseconds;
+using bench::wait;
 
 constexpr int64_t kTokens = 16384;
 constexpr int64_t kHidden = 2048;
@@ -79,42 +83,6 @@ std::vector<Blocks> blocks_for(int64_t dim) {
           {64, 64, 4, 2, 2, 1, 32, 2, 1},  {64, 64, 4, 2, 4, 1, 32, 2, 1},
           {128, 64, 2, 4, 2, 2, 32, 1, 1}, {128, 64, 2, 4, 4, 2, 32, 1, 1},
           {128, 64, 4, 2, 4, 2, 32, 1, 1}, {64, 64, 4, 2, 4, 1, 16, 2, 1}};
-}
-
-std::shared_ptr<void> allocate(int64_t bytes, const Context& context) {
-  const cuda::CurrentContext current(context);
-  cuda::driver::Address address = 0;
-  current.driver().check(current.api().cuMemAlloc(&address, static_cast<size_t>(bytes)), "memory");
-  return {reinterpret_cast<void*>(address), [](void*) {}};
-}
-
-void wait(const Context& context) {
-  const cuda::CurrentContext current(context);
-  current.driver().check(current.api().cuStreamSynchronize(nullptr), "waiting");
-}
-
-/// Milliseconds of `repeats` runs, each.
-template <class Run>
-double milliseconds(const Context& context, int repeats, const Run& run) {
-  const cuda::CurrentContext current(context);
-  cuda::driver::EventHandle start = nullptr;
-  cuda::driver::EventHandle end = nullptr;
-  current.api().cuEventCreate(&start, cuda::driver::kEventDefault);
-  current.api().cuEventCreate(&end, cuda::driver::kEventDefault);
-  current.api().cuEventRecord(start, nullptr);
-  for (int i = 0; i < repeats; ++i) run();
-  current.api().cuEventRecord(end, nullptr);
-  current.driver().check(current.api().cuEventSynchronize(end), "timing");
-  float time = 0;
-  current.api().cuEventElapsedTime(&time, start, end);
-  current.api().cuEventDestroy(start);
-  current.api().cuEventDestroy(end);
-  return time / repeats;
-}
-
-double median(std::vector<double> times) {
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
 }
 
 struct Candidate {

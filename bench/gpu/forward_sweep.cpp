@@ -21,12 +21,15 @@
 #include "core/float16.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/launch/attention_fwd.hpp"
-#include "cuda/runtime/current.hpp"
+#include "device_timing.hpp"
 #include "flashtile/error.hpp"
 
 namespace {
 
 using namespace flashtile;
+using bench::allocate;
+using bench::milliseconds;
+using bench::wait;
 
 struct Settings {
   std::string json;
@@ -105,37 +108,6 @@ std::vector<Shape> shapes_for(int64_t dim) {
           {128, 64, 32, 4, 2, 1, false, false, 2, true}};
 }
 
-std::shared_ptr<void> allocate(int64_t bytes, const Context& context) {
-  const cuda::CurrentContext current(context);
-  cuda::driver::Address address = 0;
-  current.driver().check(current.api().cuMemAlloc(&address, static_cast<size_t>(bytes)), "memory");
-  return {reinterpret_cast<void*>(address), [](void*) {}};
-}
-
-void wait(const Context& context) {
-  const cuda::CurrentContext current(context);
-  current.driver().check(current.api().cuStreamSynchronize(nullptr), "waiting");
-}
-
-/// Milliseconds of `repeats` launches, each.
-template <class Run>
-double milliseconds(const Context& context, int repeats, const Run& run) {
-  const cuda::CurrentContext current(context);
-  cuda::driver::EventHandle start = nullptr;
-  cuda::driver::EventHandle end = nullptr;
-  current.api().cuEventCreate(&start, cuda::driver::kEventDefault);
-  current.api().cuEventCreate(&end, cuda::driver::kEventDefault);
-  current.api().cuEventRecord(start, nullptr);
-  for (int i = 0; i < repeats; ++i) run();
-  current.api().cuEventRecord(end, nullptr);
-  current.driver().check(current.api().cuEventSynchronize(end), "timing");
-  float time = 0;
-  current.api().cuEventElapsedTime(&time, start, end);
-  current.api().cuEventDestroy(start);
-  current.api().cuEventDestroy(end);
-  return time / repeats;
-}
-
 struct Candidate {
   Shape shape;
   AttentionPlan plan;
@@ -144,10 +116,7 @@ struct Candidate {
   double difference = 0;
   std::vector<double> times;
 
-  double median() {
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-  }
+  double median() const { return bench::median(times); }
 };
 
 class Sweep {

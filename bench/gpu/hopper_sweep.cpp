@@ -33,14 +33,15 @@
 #include "cuda/jit/kernel_store.hpp"
 #include "cuda/jit/program.hpp"
 #include "cuda/launch/attention_fwd_sm90.hpp"
-#include "cuda/runtime/current.hpp"
 #include "cuda/runtime/launch.hpp"
+#include "device_timing.hpp"
 #include "flashtile/attention.hpp"
 #include "flashtile/error.hpp"
 
 namespace {
 
 using namespace flashtile;
+using bench::milliseconds;
 using device::Sm90Reference;
 
 constexpr int64_t kTokens = 16384;
@@ -468,32 +469,12 @@ int check(int64_t dim, size_t index, bool is_small) {
 
 // ----------------------------------------------------------------------------------------- time
 
-double milliseconds(const Context& context, int repeats, const std::function<void()>& run) {
-  const cuda::CurrentContext current(context);
-  cuda::driver::EventHandle start = nullptr;
-  cuda::driver::EventHandle end = nullptr;
-  current.api().cuEventCreate(&start, cuda::driver::kEventDefault);
-  current.api().cuEventCreate(&end, cuda::driver::kEventDefault);
-  current.api().cuEventRecord(start, nullptr);
-  for (int i = 0; i < repeats; ++i) run();
-  current.api().cuEventRecord(end, nullptr);
-  current.driver().check(current.api().cuEventSynchronize(end), "timing");
-  float time = 0;
-  current.api().cuEventElapsedTime(&time, start, end);
-  current.api().cuEventDestroy(start);
-  current.api().cuEventDestroy(end);
-  return double{time} / repeats;
-}
-
 struct Candidate {
   std::string name;
   std::function<void()> run;
   std::vector<double> times;
 
-  double median() {
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
-  }
+  double median() const { return bench::median(times); }
 };
 
 void time_point(int64_t dim, int64_t seqlen, bool causal, const std::vector<size_t>& indices,
