@@ -77,6 +77,8 @@ def capturing(captured: dict[str, Any], prefix: str) -> Iterator[None]:
             readable = _readable(tensor)
             name = f"{prefix}_tensor{len(known)}"
             kind = "float" if readable.is_floating_point() else "int"
+            if tensor.dtype == torch.bool:
+                kind = "bool"
             captured[name] = readable
             known[id(tensor)] = tensor, Aux(name, kind, readable.dim())
         return known[id(tensor)][1]

@@ -155,6 +155,20 @@ class Expression:
     def __floor__(self) -> Expression:
         return to_int(floor(self))
 
+    # What and_masks and or_masks of PyTorch and of Transformers ask of an index, as of a tensor.
+    device = None
+
+    def new_ones(self, size: tuple[()], dtype: Any = None) -> Expression:
+        return _filled(True, size, dtype)
+
+    def new_zeros(self, size: tuple[()], dtype: Any = None) -> Expression:
+        return _filled(False, size, dtype)
+
+    def to(self, device: Any) -> Expression:
+        if type(device).__name__ == "dtype":
+            raise self._refuse(".to(dtype) (use to_float or to_int)")
+        return self
+
     def __lt__(self, other: Operand) -> Expression:
         return _compared("<", self, other)
 
@@ -210,11 +224,22 @@ class Aux:
             if entry.kind == "float":
                 raise TraceError(f"cannot trace: index '{entry.text}' of {self.name} is a float "
                                  "(use to_int)")
-        return Expression(f"{self.name}[{', '.join(entry.text for entry in lifted)}]", self.kind)
+        return self.read(f"{self.name}[{', '.join(entry.text for entry in lifted)}]")
+
+    def read(self, element: str) -> Expression:
+        """An element as a symbol; truth values are kept as numbers."""
+        return Expression(f"({element} != 0)" if self.kind == "bool" else element, self.kind)
 
 
 def _number(kind: str) -> str:
     return "int" if kind == "bool" else kind
+
+
+def _filled(value: bool, size: tuple[()], dtype: Any) -> Expression:
+    if tuple(size) != () or not str(dtype).endswith("bool"):
+        raise TraceError(f"cannot trace: new_ones or new_zeros of size {tuple(size)} and dtype "
+                         f"{dtype}, expected () and bool")
+    return lift(value)
 
 
 def lift(value: Any) -> Expression:
@@ -232,7 +257,7 @@ def lift(value: Any) -> Expression:
             return Expression("(1.0 / 0.0)" if value > 0 else "(-1.0 / 0.0)", "float")
         return Expression(repr(value) if value >= 0 else f"({value!r})", "float")
     if isinstance(value, Aux) and value.ndim == 0:
-        return Expression(value.name, value.kind)
+        return value.read(value.name)
     if type(value).__module__.partition(".")[0] == "torch":
         from flashtile import _torch_trace
         return _torch_trace.element(value)
@@ -285,6 +310,9 @@ def _logical(operator: str, a: Any, b: Any) -> Expression:
     left, right, _ = _pair(a, b)
     if left.kind != "bool" or right.kind != "bool":
         return _bits(operator, left, right)
+    for one, other in ((left, right), (right, left)):
+        if one.text == {"&": "1", "|": "0", "^": "0"}[operator]:
+            return other
     spelt = {"&": "&&", "|": "||", "^": "!="}[operator]
     return Expression(f"({left.text} {spelt} {right.text})", "bool")
 
@@ -486,3 +514,7 @@ def trace(function: Callable[..., Any], slot: str = "score", *,
     except IndexError as error:  # numpy's, of an index that is no number
         raise TraceError(f"cannot trace: {error} (arrays are read through aux={{'name': array}} "
                          "and a parameter of that name)") from error
+    except AttributeError as error:
+        if "'Expression' object" not in str(error):
+            raise
+        raise TraceError(f"cannot trace: {error}") from error

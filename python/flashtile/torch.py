@@ -249,6 +249,13 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     return (out, lse) if return_lse else out
 
 
+def added_mask(mask: torch.Tensor) -> torch.Tensor:
+    """A bool mask (True: seen) as numbers to add to scores; one of floats as it is."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
+
+
 def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                                  attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
                                  is_causal: bool = False, scale: float | None = None,
@@ -282,10 +289,8 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
             tensor = tensor.unsqueeze(0)
         return tensor.flatten(0, -4).transpose(1, 2)
 
-    bias = attn_mask
+    bias = None if attn_mask is None else added_mask(attn_mask)
     if bias is not None:
-        if bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=torch.float32).masked_fill(~bias, -torch.inf)
         while bias.dim() < 4:
             bias = bias.unsqueeze(0)
         if query.dim() > 4:

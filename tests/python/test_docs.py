@@ -18,8 +18,9 @@ BLOCKS = [block for name in FILES for block in readme_snippets.extract(
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.path}:{block.line}")
 def test_block(block, tmp_path):
-    if "flashtile.torch" in block.text and importlib.util.find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
+    for name in ("torch", "transformers"):
+        if f"flashtile.{name}" in block.text and importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
     run = subprocess.run([sys.executable, "-c", block.text], cwd=tmp_path, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     assert run.returncode == 0, run.stdout

@@ -92,3 +92,27 @@ def test_index_errors():
         flashtile.trace(lambda s, b, h, i, j, table: s + table[h], aux=aux)
     with pytest.raises(flashtile.TraceError, match="is a float"):
         flashtile.trace(lambda s, b, h, i, j, table: s + table[h, s], aux=aux)
+
+
+def test_what_masks_of_libraries_ask_of_an_index():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    padding = torch.tensor([[True, False]])
+
+    def both(b, h, i, j):
+        result = i.new_ones((), dtype=torch.bool)
+        for part in (j <= i, padding[b, j]):
+            result = result & part.to(result.device)
+        return result
+
+    text, captured = flashtile.trace(both, "mask")
+    name, = captured
+    assert text == f"((k_idx <= q_idx) && ({name}[batch, k_idx] != 0))"
+    text, _ = flashtile.trace(lambda b, h, i, j: b.new_zeros((), dtype=torch.bool) | (j < 3),
+                              "mask")
+    assert text == "(k_idx < 3)"
+    with pytest.raises(flashtile.TraceError, match="new_ones"):
+        flashtile.trace(lambda b, h, i, j: i.new_ones((2,), dtype=torch.bool), "mask")
+    with pytest.raises(flashtile.TraceError, match="to_float"):
+        flashtile.trace(lambda b, h, i, j: i.to(torch.float32) < 1, "mask")
+    with pytest.raises(flashtile.TraceError, match="clamp"):
+        flashtile.trace(lambda b, h, i, j: i.clamp(0, 3) < 1, "mask")
