@@ -2,56 +2,16 @@
 #include "bench_run.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
+#include <memory>
 
 #include "default_problems.hpp"
+#include "device_rotation.hpp"
 
 namespace flashtile::cli {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr uint64_t kSeed = 1;
-
-/// Samples of one function; each is the mean of some runs, so that short ones can be timed.
-class Sampler {
- public:
-  explicit Sampler(std::function<void()> run) : run_(std::move(run)) {
-    constexpr double kSampleMilliseconds = 10;
-    time_runs();  // warm-up: memory is touched, threads are there
-    const double once = time_runs();
-    num_runs_ = std::clamp(static_cast<int>(kSampleMilliseconds / std::max(once, 1e-4)), 1, 10000);
-  }
-
-  void sample() {
-    const double time = time_runs();
-    total_ += time * num_runs_;
-    samples_.push_back(time);
-  }
-
-  /// Milliseconds spent in samples so far.
-  double total() const { return total_; }
-  int num_samples() const { return static_cast<int>(samples_.size()); }
-
-  Times times() const {
-    std::vector<double> sorted = samples_;
-    std::sort(sorted.begin(), sorted.end());
-    return {sorted[sorted.size() / 2], sorted.front(), sorted.back(), num_samples()};
-  }
-
- private:
-  double time_runs() {
-    const Clock::time_point start = Clock::now();
-    for (int i = 0; i < num_runs_; ++i) run_();
-    const std::chrono::duration<double, std::milli> time = Clock::now() - start;
-    return time.count() / num_runs_;
-  }
-
-  std::function<void()> run_;
-  std::vector<double> samples_;
-  double total_ = 0;
-  int num_runs_ = 1;
-};
 
 /// Memory that can be had without swapping; a lot where the system does not say.
 double available_bytes() {
@@ -103,15 +63,30 @@ Context forced(const OpCall& call, const OpSpec& asked_of, const std::string& as
   return result;
 }
 
-/// Times the pass, and the plain implementation in turns where there is one with enough memory.
+/// Runs of the pass: on the host, or on the device in copies that `rotation` keeps.
+Sampler sampler_of(const PassCalls& calls, const Context& forward_context,
+                   const Context& main_context, std::unique_ptr<DeviceRotation>& rotation) {
+  if (main_context.device.type == DeviceType::kCuda) {
+    std::optional<Context> forward;
+    if (calls.forward) forward = forward_context;
+    rotation = std::make_unique<DeviceRotation>(calls.main.call, main_context, forward);
+    return Sampler([&rotation](int num_runs) { return rotation->time_runs(num_runs); });
+  }
+  return Sampler(wall_clock([&calls, forward_context, main_context] {
+    if (calls.forward) calls.forward->call.run(forward_context);
+    calls.main.call.run(main_context);
+  }));
+}
+
+/// Times the pass, and the plain implementation in turns where there is one with enough memory. A
+/// device has none.
 void time_calls(const PassCalls& calls, const Context& forward_context, const Context& main_context,
                 const BenchSettings& settings, BenchResult& result) {
   const OpCall& main = calls.main.call;
-  Sampler own([&] {
-    if (calls.forward) calls.forward->call.run(forward_context);
-    main.run(main_context);
-  });
-  const PlainOp* plain = settings.with_plain ? find_plain(main.spec().name) : nullptr;
+  std::unique_ptr<DeviceRotation> rotation;
+  Sampler own = sampler_of(calls, forward_context, main_context, rotation);
+  const bool with_plain = settings.with_plain && rotation == nullptr;
+  const PlainOp* plain = with_plain ? find_plain(main.spec().name) : nullptr;
   const bool has_memory =
       plain != nullptr && plain->temporary_bytes(main, main_context) < 0.6 * available_bytes();
   std::optional<Sampler> other;
@@ -119,12 +94,12 @@ void time_calls(const PassCalls& calls, const Context& forward_context, const Co
   if (has_memory) {
     plain_main.emplace(with_own_outputs(main));
     if (calls.forward) plain_forward.emplace(forward_call(plain_main->call));
-    other.emplace([&] {
+    other.emplace(wall_clock([&] {
       if (plain_forward) {
         find_plain(plain_forward->call.spec().name)->run(plain_forward->call, {}, main_context);
       }
       plain->run(plain_main->call, {}, main_context);
-    });
+    }));
   }
   constexpr int kMinSamples = 5, kMaxSamples = 200;
   const double budget = settings.seconds * 1000;
@@ -136,6 +111,7 @@ void time_calls(const PassCalls& calls, const Context& forward_context, const Co
   }
   result.times = own.times();
   if (other) result.plain_milliseconds = other->times().median;
+  if (rotation != nullptr) result.clock_mhz = rotation->clock_mhz();
 }
 
 /// No speed without a right result: the largest error, and the first fault.
@@ -171,11 +147,12 @@ BenchResult bench_problem(const ProblemText& problem, BenchPass pass,
   result.pass = pass_name(pass);
   result.dtype = leading_dtype(main);
   const Context main_context = forced(main, *problem.spec, implementation, context);
-  result.implementation = main.explain(main_context).chosen;
+  const Explanation explanation = explain_on(main, main_context);
+  result.implementation = explanation.chosen;
   if (result.implementation.empty()) {
     result.implementation = main_context.implementation;
     result.fault = "no implementation takes this problem";
-    for (const Candidate& candidate : main.explain(main_context).candidates) {
+    for (const Candidate& candidate : explanation.candidates) {
       if (candidate.implementation == result.implementation) result.fault = candidate.refusal;
     }
     return result;

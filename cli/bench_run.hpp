@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 
 #include "expectations.hpp"
+#include "sampler.hpp"
 
 namespace flashtile::cli {
 
@@ -18,12 +18,6 @@ struct BenchSettings {
   bool with_plain = true;
 };
 
-/// Times of one function.
-struct Times {
-  double median = 0, min = 0, max = 0;  ///< milliseconds
-  int num_samples = 0;
-};
-
 struct BenchResult {
   std::string problem;
   std::string implementation;
@@ -32,6 +26,7 @@ struct BenchResult {
   std::string fault;  ///< why there is no figure: the check failed, or it was refused
   Times times;
   std::optional<double> plain_milliseconds;
+  std::optional<double> clock_mhz;  ///< of a device's multiprocessors while it was timed
   std::optional<double> operations;
   double bytes = 0;
   double max_error = 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iostream>
 
+#include "compile_kernels.hpp"
 #include "core/registry.hpp"
 #include "terminal.hpp"
 
@@ -23,6 +24,28 @@ void CheckRun::report(const CheckCase& check_case, const std::string& implementa
   }
 }
 
+std::vector<std::string> CheckRun::implementations_of(const CheckCase& check_case,
+                                                      const CheckStep& step) const {
+  const OpSpec& spec = step.owned.call.spec();
+  const std::string& only = check_case.implementation;
+  std::vector<std::string> names = spec.implementations(context_.device.type);
+  std::erase_if(names, [&](const std::string& name) {
+    return !only.empty() && !names_implementation(only, spec.name, name);
+  });
+  return names;
+}
+
+void CheckRun::prepare(const std::vector<CheckCase>& cases) const {
+  if (context_.device.type != DeviceType::kCuda) return;
+  std::vector<PlannedCall> calls;
+  for (const CheckCase& check_case : cases) {
+    for (const CheckStep& step : check_case.steps) {
+      calls.push_back({step.owned.call, implementations_of(check_case, step)});
+    }
+  }
+  compile_for(calls, context_);
+}
+
 bool CheckRun::run_step(const CheckCase& check_case, const CheckStep& step) {
   const OpSpec& spec = step.owned.call.spec();
   bool is_served = false;
@@ -30,8 +53,8 @@ bool CheckRun::run_step(const CheckCase& check_case, const CheckStep& step) {
     if (std::find(order_.begin(), order_.end(), implementation) == order_.end()) {
       order_.push_back(implementation);
     }
-    const std::string& only = check_case.implementation;
-    if (!only.empty() && !names_implementation(only, spec.name, implementation)) continue;
+  }
+  for (const std::string& implementation : implementations_of(check_case, step)) {
     Tally& tally = tallies_[implementation];
     OwnedCall own = with_own_outputs(step.owned.call);
     run_forward_of(own.call, implementation_suffix(spec, implementation), context_);

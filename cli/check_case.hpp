@@ -44,6 +44,10 @@ class CheckRun {
   CheckRun(Settings settings, const Context& context)
       : settings_(std::move(settings)), context_(context) {}
 
+  /// Compiles what the cases need on a GPU, on all CPUs; does nothing on the CPU. Without it each
+  /// kernel is compiled where it is first run.
+  void prepare(const std::vector<CheckCase>& cases) const;
+
   /// Runs every implementation of every step; prints a line for each failure.
   void run(const CheckCase& check_case);
 
@@ -58,6 +62,9 @@ class CheckRun {
   int num_unserved() const { return num_unserved_; }
 
  private:
+  /// Names of the implementations that a case wants of a step's op.
+  std::vector<std::string> implementations_of(const CheckCase& check_case,
+                                              const CheckStep& step) const;
   /// Returns true when an implementation other than the reference took the step.
   bool run_step(const CheckCase& check_case, const CheckStep& step);
   void report(const CheckCase& check_case, const std::string& implementation,

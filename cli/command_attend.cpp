@@ -12,6 +12,8 @@
 #include "attend_call.hpp"
 #include "commands.hpp"
 #include "core/executor.hpp"
+#include "cuda/runtime/event.hpp"
+#include "device_tensors.hpp"
 #include "expectations.hpp"
 #include "flashtile/error.hpp"
 #include "terminal.hpp"
@@ -26,6 +28,7 @@ struct AttendOptions {
   std::string op_name;
   std::string all_file;
   std::string implementation;
+  std::string device = "cpu";
   std::vector<std::string> dtypes;
   int threads = 0;
   int repeat = 1;
@@ -111,6 +114,11 @@ void add_table(CLI::App& command, const OpSpec& spec, AttendRequest& request) {
   }
 }
 
+double median(std::vector<double> numbers) {
+  std::sort(numbers.begin(), numbers.end());
+  return numbers[numbers.size() / 2];
+}
+
 /// Of this program alone: what getrusage tells includes what the parent had before exec.
 double peak_memory_bytes() {
   std::ifstream status("/proc/self/status");
@@ -123,14 +131,39 @@ double peak_memory_bytes() {
   return static_cast<double>(usage.ru_maxrss) * 1024;
 }
 
-/// What ran, and how long it took at its median.
+/// What ran, how long it took at its median, and its memory on a device.
 struct Timing {
   std::string implementation;
   double milliseconds = 0;
+  int64_t device_bytes = 0;
 };
+
+/// Runs on a GPU, timed there, between the copies of the tensors to it and of results back.
+Timing run_on_device(const OpCall& call, const AttendOptions& options, const Context& context,
+                     Progress& progress) {
+  const DeviceCall device(call, context);
+  Timing timing{device.call().explain(device.context()).chosen, 0, device.memory_bytes()};
+  load_kernels(device.call().kernels(device.context()), device.context());
+  cuda::Event start(context), end(context);
+  std::vector<double> times;
+  for (size_t i = 0, num_runs = static_cast<size_t>(options.repeat); i < num_runs; ++i) {
+    progress.show(i, num_runs, problem_text(call));
+    start.record();
+    device.run();
+    end.record();
+    end.wait();
+    times.push_back(end.milliseconds_since(start));
+  }
+  device.download();
+  timing.milliseconds = median(std::move(times));
+  return timing;
+}
 
 Timing run_timed(const OpCall& call, const AttendOptions& options, const Context& context,
                  Progress& progress) {
+  if (context.device.type == DeviceType::kCuda) {
+    return run_on_device(call, options, context, progress);
+  }
   Timing timing;
   const bool is_plain = options.implementation == kPlain;
   const PlainOp* plain = is_plain ? find_plain(call.spec().name) : nullptr;
@@ -152,8 +185,7 @@ Timing run_timed(const OpCall& call, const AttendOptions& options, const Context
     const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
     times.push_back(time.count());
   }
-  std::sort(times.begin(), times.end());
-  timing.milliseconds = times[times.size() / 2];
+  timing.milliseconds = median(std::move(times));
   return timing;
 }
 
@@ -277,6 +309,26 @@ void check_names(const std::vector<const OpCall*>& calls, const AttendRequest& r
   }
 }
 
+void print_runs(const std::vector<const OpCall*>& calls, const std::vector<Timing>& timings,
+                const Context& context) {
+  const bool is_on_device = context.device.type == DeviceType::kCuda;
+  const double host_bytes = peak_memory_bytes();
+  int64_t device_bytes = 0;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    std::cout << problem_text(*calls[i]) << '\n' << "  " << timings[i].implementation << ", ";
+    if (is_on_device) {
+      std::cout << "cuda:" << context.device.index;
+    } else {
+      std::cout << num_workers_of(context) << " threads";
+    }
+    std::cout << ", " << time_text(timings[i].milliseconds) << '\n';
+    device_bytes = std::max(device_bytes, timings[i].device_bytes);
+  }
+  std::cout << "  peak memory "
+            << bytes_text(is_on_device ? static_cast<double>(device_bytes) : host_bytes)
+            << (is_on_device ? " of the device\n" : "\n");
+}
+
 int attend(AttendOptions& options, const OpSpec& op) {
   AttendRequest& request = options.request;
   check_result_paths(options);
@@ -296,11 +348,16 @@ int attend(AttendOptions& options, const OpSpec& op) {
   }
   Context context;
   context.max_workers = options.threads;
+  context.device = parse_device(options.device);
+  const bool is_on_device = context.device.type == DeviceType::kCuda;
+  if (is_on_device && options.implementation == kPlain) {
+    throw CLI::ValidationError("attend", "the plain implementation runs on the CPU alone");
+  }
   if (options.implementation != kPlain) context.implementation = options.implementation;
   if (!has_files) {
     const ProblemText problem = parse_problem(request.problem);
     context.implementation =
-        asked_implementation(problem, context.implementation, DeviceType::kCpu);
+        asked_implementation(problem, context.implementation, context.device.type);
   }
   const AttendInputs inputs = has_files ? read_inputs(request, op, options.is_backward)
                                         : random_inputs(request, op, options.is_backward);
@@ -323,13 +380,7 @@ int attend(AttendOptions& options, const OpSpec& op) {
     timings.push_back(run_timed(backward->call, options, context, progress));
   }
   progress.clear();
-  const double peak_bytes = peak_memory_bytes();
-  for (size_t i = 0; i < calls.size(); ++i) {
-    std::cout << problem_text(*calls[i]) << '\n'
-              << "  " << timings[i].implementation << ", " << num_workers_of(context)
-              << " threads, " << time_text(timings[i].milliseconds) << '\n';
-  }
-  std::cout << "  peak memory " << bytes_text(peak_bytes) << '\n';
+  print_runs(calls, timings, context);
   for (const std::string& name : inputs.unused) {
     const TensorSpec* row = calls.back()->spec().find_tensor(name);
     const bool is_compared = options.has_check && (row != nullptr || op.find_tensor(name));
@@ -355,6 +406,7 @@ void add_attend_command(CLI::App& app, const OpSpec& op, int* exit_code) {
   command->add_option("--dtype", options->dtypes, "RESULT=DTYPE, as in out=f32")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_option("--device", options->device, "cpu, cuda or cuda:NUMBER");
   command->add_option("--threads", options->threads, "Threads to use; 0: all")->check(at_least(0));
   command->add_option("--repeat", options->repeat, "Run so many times, report the median")
       ->check(at_least(1));

@@ -48,12 +48,16 @@ int check_golden(const CheckOptions& options, const Context& context) {
   check_golden_implementation(options.implementation, context.device.type);
   CheckRun run({options.is_verbose}, context);
   const std::vector<std::string> paths = golden_paths(options.golden);
+  std::vector<CheckCase> cases;
+  for (const std::string& path : paths) {
+    cases.push_back(read_golden_case(path));
+    cases.back().implementation = options.implementation;
+  }
+  run.prepare(cases);
   Progress progress;
-  for (size_t i = 0; i < paths.size(); ++i) {
-    CheckCase check_case = read_golden_case(paths[i]);
-    check_case.implementation = options.implementation;
-    progress.show(i, paths.size(), check_case.name);
-    run.run(check_case);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    progress.show(i, cases.size(), cases[i].name);
+    run.run(cases[i]);
   }
   progress.clear();
   run.print_table();
@@ -83,19 +87,21 @@ int check_problems(const CheckOptions& options, const Context& context) {
   }
   CheckRun all({options.is_verbose || !options.problems.empty()}, context);
   Progress progress;
+  std::vector<CheckCase> cases;
   for (size_t i = 0; i < problems.size(); ++i) {
-    ProblemText problem = with_forward_results(problems[i]);
+    const ProblemText problem = with_forward_results(problems[i]);
     progress.show(i, problems.size(), format_problem(problem));
     std::string disagreement;
-    CheckCase check_case = random_case(problem, options.seed, context, &disagreement);
-    check_case.implementation = implementations[i];
+    cases.push_back(random_case(problem, options.seed, context, &disagreement));
+    cases.back().implementation = implementations[i];
     progress.clear();
     if (!disagreement.empty()) {
-      std::cout << "FAIL " << check_case.name << "  " << disagreement << '\n';
+      std::cout << "FAIL " << cases.back().name << "  " << disagreement << '\n';
       has_disagreement = true;
     }
-    all.run(check_case);
   }
+  all.prepare(cases);
+  for (const CheckCase& check_case : cases) all.run(check_case);
   all.print_table();
   const bool has_passed = !all.has_failed() && !has_disagreement && all.num_runs() > 0;
   std::cout << problems.size() << (problems.size() == 1 ? " problem" : " problems") << ", seed "

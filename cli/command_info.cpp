@@ -41,13 +41,20 @@ void print_machine(bool with_peak) {
   table.print(std::cout);
 }
 
-void print_ops() {
-  std::cout << "\nimplementations, best first\n";
+void print_ops(DeviceType device) {
   for (const OpSpec* spec : all_ops()) {
     std::cout << spec->name << ":";
-    for (const std::string& name : spec->implementations()) std::cout << ' ' << name;
+    for (const std::string& name : spec->implementations(device)) std::cout << ' ' << name;
     std::cout << '\n';
   }
+}
+
+void print_ops() {
+  std::cout << "\nimplementations, best first\n";
+  print_ops(DeviceType::kCpu);
+  if (num_gpus() == 0) return;
+  std::cout << "\non a GPU\n";
+  print_ops(DeviceType::kCuda);
 }
 
 std::string_view type_name(OptionType type) {

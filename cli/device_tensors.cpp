@@ -5,17 +5,12 @@
 #include <string>
 
 #include "core/text.hpp"
-#include "cuda/runtime/current.hpp"
 #include "flashtile/error.hpp"
+#include "op_runs.hpp"
 #include "tensors.hpp"
 
 namespace flashtile::cli {
 namespace {
-
-using cuda::CurrentContext;
-using cuda::driver::Address;
-
-Address address_of(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
 /// The bytes that a tensor spans, relative to its element 0.
 void find_span(const TensorView& tensor, int64_t* first, int64_t* count) {
@@ -65,71 +60,80 @@ Device parse_device(std::string_view text) {
               "device is '" + std::string(text) + "', expected cpu, cuda or cuda:NUMBER");
 }
 
-std::shared_ptr<void> allocate_device(int64_t bytes, const Context& context) {
-  if (bytes == 0) return nullptr;
-  const CurrentContext current(context);
-  Address address = 0;
-  current.driver().check(current.api().cuMemAlloc(&address, static_cast<size_t>(bytes)),
-                         std::to_string(bytes) + " bytes of device memory");
-  return {reinterpret_cast<void*>(address), [context](void* data) {
-            const CurrentContext at_end(context);
-            at_end.api().cuMemFree(address_of(data));
-          }};
+OpCall planned_for_device(const OpCall& host, const Context& context) {
+  // As far apart and as even as what a device allocates.
+  constexpr uintptr_t kApart = uintptr_t{1} << 42;
+  OpCall call(host);
+  uintptr_t address = 0;
+  for (const std::string& name : host.tensor_names()) {
+    TensorView tensor = host.tensor(name);
+    int64_t first_byte = 0, num_bytes = 0;
+    find_span(tensor, &first_byte, &num_bytes);
+    tensor.device = context.device;
+    address += kApart;
+    tensor.data = reinterpret_cast<char*>(address - static_cast<uintptr_t>(first_byte));
+    call.set_tensor(name, tensor);
+  }
+  state_longest_sequences(host, call);
+  return call;
 }
 
-void wait_for_device(const Context& context) {
-  const CurrentContext current(context);
-  current.driver().check(current.api().cuStreamSynchronize(cuda::stream_of(context)),
-                         "waiting for the device");
+Explanation explain_on(const OpCall& host, const Context& context) {
+  if (context.device.type == DeviceType::kCpu) return host.explain(context);
+  return planned_for_device(host, context).explain(context);
 }
 
-DeviceCall::DeviceCall(const OpCall& host, const Context& context)
-    : context_(context), call_(host) {
-  const CurrentContext current(context);
+DeviceCall::DeviceCall(const OpCall& host, const Context& context) : call_(host) {
   for (const std::string& name : host.tensor_names()) {
     Piece piece;
     piece.host = host.tensor(name);
     piece.is_written = host.writes(name);
     find_span(piece.host, &piece.first_byte, &piece.num_bytes);
     // Also a tensor without elements has an address.
-    const std::shared_ptr<void> memory =
-        allocate_device(std::max<int64_t>(piece.num_bytes, 16), context);
-    memory_.push_back(memory);
-    const char* source = static_cast<const char*>(piece.host.data) + piece.first_byte;
-    current.driver().check(current.api().cuMemcpyHtoDAsync(address_of(memory.get()), source,
-                                                           static_cast<size_t>(piece.num_bytes),
-                                                           cuda::stream_of(context)),
-                           "copying " + name + " to the device");
-    piece.device = piece.host;
-    piece.device.device = context.device;
-    piece.device.data = static_cast<char*>(memory.get()) - piece.first_byte;
-    call_.set_tensor(name, piece.device);
-    pieces_.push_back(piece);
+    const auto allocated = static_cast<size_t>(std::max<int64_t>(piece.num_bytes, 16));
+    piece.memory = std::make_shared<cuda::DeviceMemory>(allocated, context);
+    piece.memory->upload(static_cast<const char*>(piece.host.data) + piece.first_byte,
+                         static_cast<size_t>(piece.num_bytes));
+    TensorView device = piece.host;
+    device.device = context.device;
+    device.data = static_cast<char*>(piece.memory->data()) - piece.first_byte;
+    call_.set_tensor(name, device);
+    pieces_.push_back(std::move(piece));
   }
   state_longest_sequences(host, call_);
-  // The host's memory may go away, or change.
-  wait_for_device(context);
-  const int64_t bytes = call_.explain(context_).workspace_bytes;
-  if (bytes > 0) {
-    memory_.push_back(allocate_device(bytes, context));
-    context_.workspace = memory_.back().get();
-    context_.workspace_bytes = static_cast<size_t>(bytes);
-  }
+  add_workspace(context);
+}
+
+DeviceCall DeviceCall::forward(const Context& context) const {
+  DeviceCall result(forward_call(call_));
+  result.pieces_ = pieces_;
+  for (Piece& piece : result.pieces_) piece.is_written = false;
+  result.add_workspace(context);
+  return result;
+}
+
+void DeviceCall::add_workspace(const Context& context) {
+  context_ = context;
+  const int64_t bytes = call_.explain(context).workspace_bytes;
+  if (bytes <= 0) return;
+  workspace_ = std::make_shared<cuda::DeviceMemory>(static_cast<size_t>(bytes), context);
+  context_.workspace = workspace_->data();
+  context_.workspace_bytes = workspace_->bytes();
+}
+
+int64_t DeviceCall::memory_bytes() const {
+  size_t bytes = workspace_ == nullptr ? 0 : workspace_->bytes();
+  for (const Piece& piece : pieces_) bytes += piece.memory->bytes();
+  return static_cast<int64_t>(bytes);
 }
 
 void DeviceCall::download() const {
-  wait_for_device(context_);
-  const CurrentContext current(context_);
+  cuda::synchronize(context_);
   for (const Piece& piece : pieces_) {
     if (!piece.is_written) continue;
-    char* target = static_cast<char*>(piece.host.data) + piece.first_byte;
-    const char* source = static_cast<const char*>(piece.device.data) + piece.first_byte;
-    current.driver().check(current.api().cuMemcpyDtoHAsync(target, address_of(source),
-                                                           static_cast<size_t>(piece.num_bytes),
-                                                           cuda::stream_of(context_)),
-                           "copying a result from the device");
+    piece.memory->download(static_cast<char*>(piece.host.data) + piece.first_byte,
+                           static_cast<size_t>(piece.num_bytes));
   }
-  wait_for_device(context_);
 }
 
 }  // namespace flashtile::cli

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/op_spec.hpp"
+#include "cuda/runtime/memory.hpp"
 #include "flashtile/context.hpp"
 
 namespace flashtile::cli {
@@ -15,23 +16,31 @@ namespace flashtile::cli {
 /// "cpu", "cuda" or "cuda:1". Throws Error.
 Device parse_device(std::string_view text);
 
-/// Device memory that lasts as long as the pointer. Throws Error where there is none.
-std::shared_ptr<void> allocate_device(int64_t bytes, const Context& context);
+/// The call as it would be on the context's device, with addresses that no memory is behind: for
+/// questions to plans. Options that a device's tensors need are stated.
+OpCall planned_for_device(const OpCall& host, const Context& context);
 
-/// Waits until everything on the context's stream is done. Throws Error for faults of kernels.
-void wait_for_device(const Context& context);
+/// What `explain` says of a host's call on the context's device, the CPU or a GPU.
+Explanation explain_on(const OpCall& host, const Context& context);
 
 /// A call whose tensors are copies, on the context's device, of another call's tensors; layouts
 /// stay as they are, memory between the elements included.
 class DeviceCall {
  public:
+  /// Throws Error where the device has not enough memory.
   DeviceCall(const OpCall& host, const Context& context);
+
+  /// The forward call that belongs to this backward call, on the same memory; the context may force
+  /// another implementation.
+  DeviceCall forward(const Context& context) const;
 
   const OpCall& call() const { return call_; }
   /// The context with a workspace as large as the implementation needs.
   const Context& context() const { return context_; }
+  /// Of the tensors and the workspace, on the device.
+  int64_t memory_bytes() const;
 
-  /// Runs it once, with the implementation forced that the context names.
+  /// Runs it once, with the implementation forced that the context names. Does not wait for it.
   void run() const { call_.run(context_); }
 
   /// Copies what the call writes back into the host's tensors; waits for it.
@@ -39,16 +48,20 @@ class DeviceCall {
 
  private:
   struct Piece {
-    TensorView host, device;
+    TensorView host;
     int64_t first_byte = 0;  ///< of the memory that the tensor spans, from its element 0
     int64_t num_bytes = 0;
+    std::shared_ptr<cuda::DeviceMemory> memory;
     bool is_written = false;
   };
+
+  explicit DeviceCall(OpCall call) : call_(std::move(call)) {}
+  void add_workspace(const Context& context);
 
   Context context_;
   OpCall call_;
   std::vector<Piece> pieces_;
-  std::vector<std::shared_ptr<void>> memory_;
+  std::shared_ptr<cuda::DeviceMemory> workspace_;
 };
 
 }  // namespace flashtile::cli

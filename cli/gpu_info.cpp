@@ -11,8 +11,6 @@ namespace {
 
 using cuda::Driver;
 
-int num_devices() { return Driver::get() == nullptr ? 0 : Driver::get()->num_devices(); }
-
 std::string bytes_of(int64_t bytes) { return bytes_text(static_cast<double>(bytes)); }
 
 std::string device_text(const cuda::DeviceInfo& info) {
@@ -47,9 +45,11 @@ std::string cache_text(cuda::DiskCache& cache) {
 
 }  // namespace
 
+int num_gpus() { return Driver::get() == nullptr ? 0 : Driver::get()->num_devices(); }
+
 std::string device_names() {
   std::string names = "cpu";
-  for (int i = 0; i < num_devices(); ++i) names += ", cuda:" + std::to_string(i);
+  for (int i = 0; i < num_gpus(); ++i) names += ", cuda:" + std::to_string(i);
   return names;
 }
 
@@ -58,7 +58,7 @@ void add_gpu_rows(Table& table) {
   table.add({"cuda driver", driver == nullptr
                                 ? Driver::fault()
                                 : "CUDA " + cuda::cuda_version_text(driver->version())});
-  for (int i = 0; i < num_devices(); ++i) {
+  for (int i = 0; i < num_gpus(); ++i) {
     table.add({"cuda:" + std::to_string(i), device_text(cuda::device_info(i))});
   }
   table.add({"nvrtc", nvrtc_text()});

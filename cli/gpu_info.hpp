@@ -7,6 +7,9 @@
 
 namespace flashtile::cli {
 
+/// GPUs that the driver shows; 0 without a driver.
+int num_gpus();
+
 /// "cpu, cuda:0, cuda:1".
 std::string device_names();
 

@@ -4,8 +4,9 @@
 
     scripts/demo.py [BUILD]
 
-A text that is repeated n times has the same attention output at each of its tokens: every key is
-there n times. So the model's own output is the expected one for the long sequence too.
+On the CPU, and on a GPU where there is one. A text that is repeated n times has the same attention
+output at each of its tokens: every key is there n times. So the model's own output is the expected
+one for the long sequence too.
 """
 
 import json
@@ -50,14 +51,21 @@ def attend(program, path, *flags):
     if result.returncode != 0:
         print(result.stdout)
         raise SystemExit(f"demo: attend ended with {result.returncode}")
-    name, time = re.search(r"^  (\w+), \d+ threads?, (.+)$", result.stdout, re.M).groups()
+    name, place, time = re.search(r"^  (\w+), (\d+ threads?|cuda:\d+), (.+)$", result.stdout,
+                                  re.M).groups()
     return {
-        "implementation": name,
+        "implementation": name + (" on a GPU" if place.startswith("cuda") else ""),
         "time": time,
-        "memory": re.search(r"peak memory (.+)$", result.stdout, re.M).group(1),
+        "memory": re.search(r"peak memory (\S+ \S+)", result.stdout, re.M).group(1),
         "model": re.search(r"^out +(\S+).*the input file's own$", result.stdout, re.M).group(1),
         "double": re.search(r"^out +(\S+).*double precision", result.stdout, re.M).group(1),
     }
+
+
+def has_gpu(program):
+    """True where the program sees a GPU and has what it takes to compile for it."""
+    info = subprocess.run([program, "info"], stdout=subprocess.PIPE, text=True, check=False).stdout
+    return re.search(r"^cuda:0 .*^nvrtc +\d", info, re.M | re.S) is not None
 
 
 def in_base_units(text):
@@ -80,6 +88,7 @@ def main():
           "(12 heads of 32, float32), and of the same text 69 times over. Errors are the largest\n"
           "of any element, against the model's own output and against double precision.\n",
           flush=True)
+    on_gpu = has_gpu(program)
     rows = [("tokens", "implementation", "error to model", "error to double", "time",
              "peak memory")]
     with tempfile.TemporaryDirectory() as folder:
@@ -88,8 +97,11 @@ def main():
         for path, tokens, repeat in ((LAYER, "240", "20"), (long_path, str(240 * COPIES), "1")):
             runs = [attend(program, path, "--repeat", repeat),
                     attend(program, path, "--repeat", repeat, "--impl", "plain")]
+            shown = runs
+            if on_gpu:
+                shown = [attend(program, path, "--repeat", "20", "--device", "cuda"), *runs]
             rows += [(tokens, run["implementation"], run["model"], run["double"], run["time"],
-                      run["memory"]) for run in runs]
+                      run["memory"]) for run in shown]
     print_table(rows)
     times, memory = ([in_base_units(run[key]) for run in runs] for key in ("time", "memory"))
     print(f"\n{240 * COPIES} tokens: {times[1] / times[0]:.1f} times as fast as the plain "

@@ -86,6 +86,30 @@ double DeviceInfo::peak_bytes_per_second() const {
   return 2e3 * static_cast<double>(memory_clock_khz) * static_cast<double>(memory_bus_bits) / 8;
 }
 
+double DeviceInfo::peak_operations_per_second(DType dtype) const {
+  const bool is_half = dtype == DType::kF16 || dtype == DType::kBF16;
+  double per_clock = 0;  // of a multiprocessor
+  switch (model.compute_capability) {
+    case 80:
+      per_clock = is_half ? 2048 : 128;
+      break;
+    case 86:
+    case 89:
+    case 120:
+      per_clock = is_half ? 1024 : 256;
+      break;
+    case 90:
+      per_clock = is_half ? 4096 : 256;
+      break;
+    case 100:
+      per_clock = is_half ? 8192 : 256;
+      break;
+    default:
+      break;
+  }
+  return per_clock * model.num_sms * 1e3 * static_cast<double>(clock_khz);
+}
+
 const DeviceInfo& device_info(int32_t device_idx) {
   const auto& devices = all_devices();
   const size_t last = devices.size() - 1;

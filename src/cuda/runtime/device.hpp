@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/gpu_model.hpp"
+#include "flashtile/dtype.hpp"
 
 namespace flashtile::cuda {
 
@@ -18,6 +19,9 @@ struct DeviceInfo {
 
   /// What the memory gives at its highest clock; 0 where the driver does not say.
   double peak_bytes_per_second() const;
+  /// Multiply-adds of dense products, each counted as two, at the highest clock: of 16 bits on
+  /// tensor cores, of other types on float32 units. 0 for devices that are not known.
+  double peak_operations_per_second(DType dtype) const;
 };
 
 /// Looked up once; never throws (`model.fault`). The reference stays valid.

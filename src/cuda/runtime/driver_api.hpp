@@ -166,6 +166,7 @@ enum TensorMapPromotion : int {
 /// Functions of newer drivers; null in older ones.
 #define FLASHTILE_DRIVER_OPTIONAL(X)                                                            \
   X(cuCtxGetId, "cuCtxGetId", (ContextHandle context, unsigned long long* id))                  \
+  X(cuDeviceGetPCIBusId, "cuDeviceGetPCIBusId", (char* id, int bytes, DeviceHandle device))     \
   X(cuFuncLoad, "cuFuncLoad", (FunctionHandle function))                                        \
   X(cuGraphInstantiate, "cuGraphInstantiateWithFlags",                                          \
     (GraphExecHandle * exec, GraphHandle graph, unsigned long long flags))                      \

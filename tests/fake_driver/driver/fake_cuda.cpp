@@ -286,7 +286,9 @@ Result cuEventDestroy_v2(EventHandle event) {
 }
 Result cuMemAlloc_v2(Address* address, size_t bytes) {
   if (const Result result = answer("cuMemAlloc"); result != kSuccess) return result;
-  *address = reinterpret_cast<Address>(std::malloc(bytes));
+  constexpr size_t kAlignment = 256;
+  *address = reinterpret_cast<Address>(
+      std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment));
   const std::lock_guard<std::mutex> lock(state.mutex);
   ++state.num_allocations;
   return kSuccess;
