@@ -28,9 +28,22 @@ double available_bytes() {
 
 /// The calls that a pass runs, in order, and their memory.
 struct PassCalls {
-  std::optional<OwnedCall> forward;  ///< shares out and lse with `main`
+  std::optional<OwnedCall> forward;  ///< shares with `main` what that takes of it
   OwnedCall main;
 };
+
+/// What only the other op has as an optional result is not asked for.
+void drop_other_tensors(ProblemText& text) {
+  std::erase_if(text.tensors, [&](const TensorItem& item) {
+    return text.spec->find_tensor(item.name) == nullptr;
+  });
+}
+
+ProblemText forward_text(ProblemText text) {
+  text.spec = forward_of(*text.spec);
+  drop_other_tensors(text);
+  return text;
+}
 
 PassCalls make_calls(const ProblemText& problem, BenchPass pass) {
   ProblemText text = problem;
@@ -41,12 +54,14 @@ PassCalls make_calls(const ProblemText& problem, BenchPass pass) {
   const bool needs_backward = pass == BenchPass::kBackward || pass == BenchPass::kBoth;
   if (needs_backward && backward != nullptr) text.spec = backward;
   text.implementation.clear();
-  // What only the other op has as an optional result is not asked for.
-  std::erase_if(text.tensors, [&](const TensorItem& item) {
-    return text.spec->find_tensor(item.name) == nullptr;
-  });
+  drop_other_tensors(text);
   PassCalls calls{std::nullopt, random_call(with_forward_results(text), kSeed)};
-  if (pass == BenchPass::kBoth) calls.forward.emplace(forward_call(calls.main.call));
+  if (pass != BenchPass::kBoth) return calls;
+  if (needs_forward(*text.spec)) {
+    calls.forward.emplace(forward_call(calls.main.call));
+  } else {
+    calls.forward.emplace(random_call(forward_text(text), kSeed));
+  }
   return calls;
 }
 

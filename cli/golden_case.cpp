@@ -146,6 +146,9 @@ class GoldenReader {
       } else if (name == "block_size") {
         set_option(call, "block_rows", value.at(0));
         set_option(call, "block_cols", value.at(1));
+      } else if (name == "dt_limit") {
+        set_option(call, "dt_min", value.at(0));
+        set_option(call, "dt_max", value.at(1));
       } else if (name == "dropout" && value.is_object()) {
         for (const auto& [part, number] : value.items()) {
           set_option(call, "dropout_" + part, number);

@@ -91,6 +91,11 @@ bool is_forward_result(const OpSpec& backward, std::string_view name) {
          output->direction == Direction::kOut;
 }
 
+bool needs_forward(const OpSpec& backward) {
+  return std::any_of(backward.tensors.begin(), backward.tensors.end(),
+                     [&](const TensorSpec& row) { return is_forward_result(backward, row.name); });
+}
+
 OpCall forward_call(const OpCall& backward) {
   OpCall call(*forward_of(backward.spec()));
   for (const std::string& name : backward.tensor_names()) {
@@ -106,7 +111,7 @@ OpCall forward_call(const OpCall& backward) {
 
 void run_forward_of(const OpCall& backward, std::string_view suffix, const Context& context) {
   const OpSpec* spec = forward_of(backward.spec());
-  if (spec == nullptr) return;
+  if (spec == nullptr || !needs_forward(backward.spec())) return;
   const OpCall call = forward_call(backward);
   Context forced = context;
   for (const std::string& name : spec->implementations(context.device.type)) {

@@ -35,6 +35,9 @@ const OpSpec* backward_of(const OpSpec& spec);
 /// True when `name` is an input of the backward op that its forward op computes (out, lse).
 bool is_forward_result(const OpSpec& backward, std::string_view name);
 
+/// True when a backward op takes any result of its forward op.
+bool needs_forward(const OpSpec& backward);
+
 /// The forward call that belongs to a backward call: the same inputs and options, and as outputs
 /// the tensors that the backward call takes as inputs.
 OpCall forward_call(const OpCall& backward);

@@ -2,6 +2,7 @@
 #include "random_problem.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "core/shape_spec.hpp"
@@ -135,8 +136,14 @@ void fill_floats(const TensorSpec* row, std::string_view name, const TensorView&
                  uint64_t seed) {
   RandomNumbers random(seed, name);
   std::vector<double> values(static_cast<size_t>(tensor.numel()));
-  const bool is_positive = row != nullptr && row->fill == Fill::kPositive;
-  for (double& value : values) value = is_positive ? random.uniform() : random.normal();
+  const Fill fill = row != nullptr ? row->fill : Fill::kNormal;
+  for (double& value : values) {
+    if (fill == Fill::kLogDecay) {
+      value = -std::log1p(std::exp(-random.normal()));
+    } else {
+      value = fill == Fill::kPositive ? random.uniform() : random.normal();
+    }
+  }
   from_numbers(values, tensor);
 }
 

@@ -40,8 +40,9 @@ struct DimSpec {
 /// kInOut is an input that the op may also write in place; see TensorSpec::written_with.
 enum class Direction : uint8_t { kIn, kOut, kInOut };
 
-/// What a random tensor of this kind holds; drives `flashtile check` and `bench`.
-enum class Fill : uint8_t { kNormal, kPositive, kPermutation, kLengths };
+/// What a random tensor of this kind holds; drives `flashtile check` and `bench`. kLogDecay: the
+/// logarithm of a number between 0 and 1.
+enum class Fill : uint8_t { kNormal, kPositive, kLogDecay, kPermutation, kLengths };
 
 /// One row of the tensor table.
 ///

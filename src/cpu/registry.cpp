@@ -11,6 +11,7 @@
 #include "cpu/attention_call.hpp"
 #include "cpu/attention_merge.hpp"
 #include "cpu/cpu_info.hpp"
+#include "ops/linear/implementation.hpp"
 
 namespace flashtile {
 namespace cpu {
@@ -128,6 +129,11 @@ std::vector<AttentionImplementation> cpu_attention_implementations(bool is_backw
 
 std::vector<MergeImplementation> cpu_merge_implementations() {
   return cpu::merge_list(std::make_index_sequence<cpu::kNumEntries>());
+}
+
+/// Linear attention has no kernels here: its references run.
+std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily, LinearPass) {
+  return {};
 }
 
 }  // namespace flashtile

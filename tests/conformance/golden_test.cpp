@@ -15,11 +15,10 @@ namespace flashtile::test {
 namespace {
 
 constexpr const char* kFolder = FLASHTILE_SOURCE_DIR "/tests/golden/attention";
+constexpr const char* kLinearFolder = FLASHTILE_SOURCE_DIR "/tests/golden/linear";
 
-class AttentionGolden : public testing::TestWithParam<std::string> {};
-
-TEST_P(AttentionGolden, EveryImplementationPasses) {
-  const cli::CheckCase golden = cli::read_golden_case(GetParam());
+void expect_every_implementation_passes(const std::string& path) {
+  const cli::CheckCase golden = cli::read_golden_case(path);
   ASSERT_EQ(golden.unsupported, "");
   ASSERT_FALSE(golden.steps.empty());
   for (const cli::CheckStep& step : golden.steps) {
@@ -34,6 +33,20 @@ TEST_P(AttentionGolden, EveryImplementationPasses) {
       EXPECT_EQ(cli::fault_text(cli::judge(own.call, step.expected, golden.nan_rule)), "")
           << implementation;
     }
+  }
+}
+
+class AttentionGolden : public testing::TestWithParam<std::string> {};
+
+TEST_P(AttentionGolden, EveryImplementationPasses) {
+  expect_every_implementation_passes(GetParam());
+}
+
+/// These take a millisecond each.
+TEST(LinearGolden, EveryImplementationPasses) {
+  for (const std::string& path : cli::golden_paths(kLinearFolder)) {
+    SCOPED_TRACE(path);
+    expect_every_implementation_passes(path);
   }
 }
 

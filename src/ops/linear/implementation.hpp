@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a backend gives for a family of linear attention.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/registry.hpp"
+#include "ops/linear/problem.hpp"
+
+namespace flashtile {
+
+struct LinearPlan {
+  std::string_view implementation;
+  int64_t chunk_size = 0;  ///< rows that are worked on together; 0: one by one
+  int64_t num_tasks = 1;
+  int64_t bytes = 0;           ///< workspace
+  int64_t bytes_a_worker = 0;  ///< workspace of each worker besides
+
+  int64_t bytes_for(std::string_view, int64_t num_workers) const {
+    return bytes + bytes_a_worker * num_workers;
+  }
+};
+std::string to_string(const LinearPlan& plan);
+
+using LinearImplementation = Implementation<LinearProblem, LinearPlan, LinearArgs>;
+
+/// Double precision, recurrent, plain loops: what an op of the family means. Names of
+/// implementations are suffixes here ("reference", "avx512"); the list of an op puts the op's name
+/// before them.
+LinearImplementation linear_reference(LinearFamily family, LinearPass pass);
+
+/// The CPU backend's implementations that this machine can run, best first (src/cpu).
+std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily family, LinearPass pass);
+
+}  // namespace flashtile

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An op of linear attention as an entry: which rows its table has, and how they map onto the
+// computation of its family. table.hpp makes the operator tables from it.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "core/op_spec.hpp"
+#include "flashtile/linear.hpp"
+
+namespace flashtile {
+
+/// One family is one recurrence, with one reference and one set of kernels.
+enum class LinearFamily : uint8_t {
+  kScalarDecay,  ///< S = exp(a) S + w k v', a number for a head (src/ops/scalar_decay)
+};
+
+/// kForward and kBackward are the ops NAME_fwd and NAME_bwd.
+enum class LinearPass : uint8_t { kForward, kBackward };
+
+/// Where log decay and input weight come from.
+enum class LinearGate : uint8_t {
+  kNone,         ///< no decay
+  kRetention,    ///< log(1 - 2^(-5-h))
+  kLightning,    ///< -(8/H) (1 - layer/layers) h
+  kLogDecay,     ///< g + g_gamma
+  kStep,         ///< mamba: d A with d of dt, which is the input weight too
+  kSigmoid,      ///< logsigmoid(f), sigmoid(i)
+  kExponential,  ///< logsigmoid(f) and exp(i), both relative to a running maximum
+};
+
+/// What the output is divided by, with d = (scale q).n.
+enum class LinearNormalizer : uint8_t {
+  kNone,
+  kSum,           ///< d + 1e-10
+  kAtLeastOne,    ///< max(|d|, 1) + 1e-6
+  kAtLeastFloor,  ///< max(|d|, exp(-m)) + 1e-6
+};
+
+using TensorAccess = TensorView* (*)(void* args, std::string_view suffix, bool create);
+
+/// One input: a row of the forward and the backward table, and with it that of its gradient.
+struct LinearInput {
+  std::string_view name;  ///< "d" and it is the gradient's
+  bool is_timed = true;   ///< batch and seqlen, or total, come before `shape`
+  bool required = true;
+  std::string_view shape;
+  std::string_view dtypes;
+  std::string_view doc;
+  TensorAccess access = nullptr;
+  TensorAccess access_gradient = nullptr;  ///< null: there is no gradient
+  Fill fill = Fill::kNormal;
+
+  constexpr LinearInput filled(Fill how) const {
+    return changed([&](auto& row) { row.fill = how; });
+  }
+  constexpr LinearInput optional() const {
+    return changed([](auto& row) { row.required = false; });
+  }
+  /// The same at all times.
+  constexpr LinearInput untimed() const {
+    return changed([](auto& row) { row.is_timed = false; });
+  }
+  constexpr LinearInput without_gradient() const {
+    return changed([](auto& row) { row.access_gradient = nullptr; });
+  }
+
+ private:
+  template <class Change>
+  constexpr LinearInput changed(const Change& change) const {
+    LinearInput copy = *this;
+    change(copy);
+    return copy;
+  }
+};
+
+template <auto Group, auto Member>
+TensorView* access_member(void* args, std::string_view, bool) {
+  return &((static_cast<LinearArgs*>(args)->*Group).*Member);
+}
+
+/// A required input that runs over time and has a gradient.
+template <auto Member>
+constexpr LinearInput linear_input(std::string_view name, std::string_view shape,
+                                   std::string_view dtypes, std::string_view doc) {
+  LinearInput input;
+  input.name = name;
+  input.shape = shape;
+  input.dtypes = dtypes;
+  input.doc = doc;
+  input.access = access_member<&LinearArgs::inputs, Member>;
+  input.access_gradient = access_member<&LinearArgs::gradients, Member>;
+  return input;
+}
+
+/// One state: the rows initial_NAME and final_NAME, and their gradients.
+struct LinearState {
+  std::string_view name;
+  std::string_view shape;  ///< behind the sequences
+  std::string_view doc;
+  TensorAccess access_initial = nullptr;
+  TensorAccess access_final = nullptr;
+  TensorAccess access_dinitial = nullptr;  ///< null, like the next one, where there is no gradient
+  TensorAccess access_dfinal = nullptr;
+
+  constexpr LinearState without_gradient() const {
+    LinearState copy = *this;
+    copy.access_dinitial = copy.access_dfinal = nullptr;
+    return copy;
+  }
+};
+
+template <auto Member>
+constexpr LinearState linear_state(std::string_view name, std::string_view shape,
+                                   std::string_view doc) {
+  return {name,
+          shape,
+          doc,
+          access_member<&LinearArgs::initial_states, Member>,
+          access_member<&LinearArgs::final_states, Member>,
+          access_member<&LinearArgs::dinitial_states, Member>,
+          access_member<&LinearArgs::dfinal_states, Member>};
+}
+
+struct LinearOp {
+  std::string_view name;  ///< without _fwd and _bwd
+  std::string_view doc;
+  LinearFamily family = LinearFamily::kScalarDecay;
+  LinearGate gate = LinearGate::kNone;
+  LinearNormalizer normalizer = LinearNormalizer::kNone;  ///< with option `normalize`, or always
+  bool is_always_normalized = false;
+  /// The scale where none is given: 1, or else 1/sqrt(head_dim).
+  bool has_unit_scale = false;
+  std::span<const LinearInput> inputs;  ///< the first one's dtype is that of the call
+  std::span<const LinearState> states;
+  std::string_view out_shape;  ///< behind batch and seqlen, or total
+  std::span<const OptionSpec> options;
+};
+
+/// "simple_gla_fwd".
+std::string_view linear_op_name(const LinearOp& op, LinearPass pass);
+
+}  // namespace flashtile

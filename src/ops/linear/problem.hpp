@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A call of a linear-attention op in numbers that the host knows, without data.
+#pragma once
+
+#include "ops/linear/op.hpp"
+
+namespace flashtile {
+
+/// State heads are the heads of v. Where q has more (grouped queries), several output heads read
+/// one state; where q and k have fewer (grouped values), several states share a query and a key.
+struct LinearProblem {
+  const LinearOp* op = nullptr;
+  LinearPass pass = LinearPass::kForward;
+  Device device;
+  DType dtype = DType::kF32;  ///< of the first input
+  int64_t batch_size = 0;     ///< sequences
+  int64_t num_rows = 0;       ///< of all sequences together
+  int64_t max_seqlen = 0;     ///< longest sequence; num_rows where lengths lie on a device
+  bool is_packed = false;
+  int64_t num_out_heads = 0;  ///< max(num_query_heads, num_state_heads)
+  int64_t num_query_heads = 0;
+  int64_t num_key_heads = 0;
+  int64_t num_state_heads = 0;  ///< of v, gates and states
+  int64_t head_dim = 0;
+  int64_t head_dim_v = 0;
+  double scale = 1;
+  LinearNormalizer normalizer = LinearNormalizer::kNone;  ///< resolved: kNone when not asked for
+
+  /// The head of q, k or the state that an output or state head reads.
+  int64_t query_head_of(int64_t head_out) const {
+    return head_out / (num_out_heads / num_query_heads);
+  }
+  int64_t state_head_of(int64_t head_out) const {
+    return head_out / (num_out_heads / num_state_heads);
+  }
+  int64_t key_head_of(int64_t state_head) const {
+    return state_head / (num_state_heads / num_key_heads);
+  }
+  int64_t heads_a_state() const { return num_out_heads / num_state_heads; }
+};
+
+/// Validates, then makes the problem. Throws Error. With `has_data` false tensors need no memory
+/// (explain).
+LinearProblem make_linear_problem(const LinearOp& op, LinearPass pass, const OpSpec& spec,
+                                  const LinearArgs& args, bool has_data);
+
+}  // namespace flashtile

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The life of a call: validate -> problem -> select -> plan -> launch.
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "core/fail.hpp"
+#include "core/memory_errors.hpp"
+#include "core/validate.hpp"
+#include "ops/linear/implementation.hpp"
+#include "ops/linear/table.hpp"
+#include "ops/scalar_decay/scalar_decay.hpp"
+
+namespace flashtile {
+namespace {
+
+/// The implementations of one op, with the names that they have there.
+struct OpImplementations {
+  std::vector<std::string> names;
+  std::vector<LinearImplementation> list;
+};
+
+std::unique_ptr<OpImplementations> make_implementations(const LinearOp& op, LinearPass pass) {
+  auto made = std::make_unique<OpImplementations>();
+  made->list = cpu_linear_implementations(op.family, pass);
+  made->list.push_back(linear_reference(op.family, pass));
+  // Views of the names follow once none of them moves any more.
+  for (const LinearImplementation& each : made->list) {
+    made->names.push_back(std::string(linear_op_name(op, pass)) + "_" + std::string(each.name));
+  }
+  for (size_t i = 0; i < made->list.size(); ++i) made->list[i].name = made->names[i];
+  return made;
+}
+
+std::span<const LinearImplementation> implementations_of(const LinearOp& op, LinearPass pass) {
+  static std::mutex mutex;
+  static std::map<std::pair<const LinearOp*, LinearPass>, std::unique_ptr<OpImplementations>> all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::unique_ptr<OpImplementations>& entry = all[{&op, pass}];
+  if (entry == nullptr) entry = make_implementations(op, pass);
+  return entry->list;
+}
+
+void run_checked(const LinearOp& op, LinearPass pass, const OpSpec& spec, const LinearArgs& args,
+                 const Context& context) {
+  if (!context.arch.empty()) {
+    fail(spec.name, "arch is '", context.arch, "', but only explain takes one");
+  }
+  const LinearProblem problem = make_linear_problem(op, pass, spec, args, /*has_data=*/true);
+  check_context(spec.name, problem.device, context);
+  const LinearImplementation& chosen =
+      select(spec.name, implementations_of(op, pass), problem, context);
+  chosen.launch(problem, chosen.plan(problem), args, context);
+}
+
+}  // namespace
+
+std::string to_string(const LinearPlan& plan) {
+  std::string text(plan.implementation);
+  if (plan.chunk_size > 0) {
+    text += ": chunks of " + std::to_string(plan.chunk_size) + " rows, " +
+            std::to_string(plan.num_tasks) + " tasks";
+  }
+  return text;
+}
+
+LinearImplementation linear_reference(LinearFamily family, LinearPass pass) {
+  switch (family) {
+    case LinearFamily::kScalarDecay:
+      break;
+  }
+  return scalar_decay_reference(pass);
+}
+
+std::vector<std::string> linear_implementation_names(const LinearOp& op, LinearPass pass,
+                                                     DeviceType device) {
+  std::vector<std::string> names;
+  for (const LinearImplementation& each : implementations_of(op, pass)) {
+    if (each.device == device) names.emplace_back(each.name);
+  }
+  return names;
+}
+
+void run_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec, const LinearArgs& args,
+                const Context& context) {
+  const Error error = out_of_memory(spec.name);
+  with_memory_errors(error, [&] { run_checked(op, pass, spec, args, context); });
+}
+
+Explanation explain_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec,
+                           const LinearArgs& args, const Context& context) {
+  const Error error = out_of_memory(spec.name);
+  return with_memory_errors(error, [&] {
+    const TensorView& leading =
+        *op.inputs.front().access(const_cast<LinearArgs*>(&args), {}, false);
+    const bool has_data = leading.data != nullptr;
+    LinearProblem problem = make_linear_problem(op, pass, spec, args, has_data);
+    if (!has_data) problem.device = context.device;
+    check_context(spec.name, problem.device, context);
+    return explain_selection(spec.name, implementations_of(op, pass), problem, context);
+  });
+}
+
+}  // namespace flashtile

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/linear/table.hpp"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <mutex>
+#include <set>
+
+#include "core/fail.hpp"
+#include "core/problem_text.hpp"
+#include "ops/scalar_decay/scalar_decay.hpp"
+
+namespace flashtile {
+namespace {
+
+constexpr std::string_view kStateDtypes = "f32 f64";
+
+constexpr std::array kDims = {
+    DimSpec{"batch_size", "b", ""},
+    DimSpec{"num_heads", "hq", ""},
+    DimSpec{"seqlen", "t", ""},
+    DimSpec{"head_dim", "d", ""},
+    DimSpec{"head_dim_v", "dv", "head_dim"},
+    DimSpec{"num_heads_kv", "hkv", "num_heads"},
+    DimSpec{"num_heads_v", "hv", "num_heads"},
+    DimSpec{"num_groups", "", ""},
+    DimSpec{"total", "", ""},
+};
+
+/// Texts that rows of tables point into, for as long as the program runs.
+std::string_view kept(const std::string& text) {
+  static std::mutex mutex;
+  static std::set<std::string> texts;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return *texts.insert(text).first;
+}
+
+/// Memory of a table: OpSpec has spans.
+struct Rows {
+  std::vector<TensorSpec> tensors;
+  std::vector<DimSpec> dims;
+};
+
+class TableMaker {
+ public:
+  TableMaker(const LinearOp& op, LinearPass pass)
+      : op_(op), is_backward_(pass == LinearPass::kBackward) {}
+
+  std::vector<TensorSpec> rows() {
+    for (const LinearInput& input : op_.inputs) add_input(input);
+    add({"cu_seqlens", Direction::kIn, false, "batch_size+1", "i32", "",
+         "first row of each packed sequence", Fill::kLengths,
+         tensor_access<LinearArgs, &LinearArgs::cu_seqlens>});
+    for (const LinearState& state : op_.states) add_initial(state);
+    if (is_backward_) {
+      add_backward();
+    } else {
+      add({"out", Direction::kOut, true, timed(op_.out_shape), like_first() + " f32", "",
+           "the result", Fill::kNormal, tensor_access<LinearArgs, &LinearArgs::out>});
+      for (const LinearState& state : op_.states) {
+        add_state("final_", state, Direction::kOut, state.access_final, "behind the last row");
+      }
+    }
+    return std::move(rows_);
+  }
+
+ private:
+  /// TensorSpec with texts of its own.
+  struct Row {
+    std::string name;
+    Direction direction;
+    bool required;
+    std::string shape, dtypes, gradient_of, doc;
+    Fill fill;
+    TensorAccess access;
+  };
+
+  void add(const Row& row) {
+    TensorSpec spec;
+    spec.name = kept(row.name);
+    spec.direction = row.direction;
+    spec.required = row.required;
+    spec.shape = kept(row.shape);
+    spec.dtypes = kept(row.dtypes);
+    spec.gradient_of = kept(row.gradient_of);
+    spec.doc = kept(row.doc);
+    spec.fill = row.fill;
+    spec.access = row.access;
+    rows_.push_back(spec);
+  }
+
+  static std::string timed(std::string_view shape) {
+    const std::string tail(shape);
+    return "@cu_seqlens: total " + tail + "; batch_size seqlen " + tail;
+  }
+
+  std::string like_first() const { return "=" + std::string(op_.inputs.front().name); }
+
+  static std::string shape_of(const LinearInput& input) {
+    return input.is_timed ? timed(input.shape) : std::string(input.shape);
+  }
+
+  void add_input(const LinearInput& input) {
+    add({std::string(input.name), Direction::kIn, input.required, shape_of(input),
+         std::string(input.dtypes), "", std::string(input.doc), input.fill, input.access});
+  }
+
+  void add_initial(const LinearState& state) {
+    add_state("initial_", state, Direction::kIn, state.access_initial, "before the first row");
+  }
+
+  void add_state(const std::string& prefix, const LinearState& state, Direction direction,
+                 TensorAccess access, const std::string& when) {
+    add({prefix + std::string(state.name), direction, false,
+         "batch_size " + std::string(state.shape), std::string(kStateDtypes), "",
+         std::string(state.doc) + " " + when, Fill::kNormal, access});
+  }
+
+  void add_backward() {
+    add({"dout", Direction::kIn, true, timed(op_.out_shape), like_first() + " f32", "",
+         "incoming gradient of out", Fill::kNormal, tensor_access<LinearArgs, &LinearArgs::dout>});
+    for (const LinearState& state : op_.states) {
+      if (state.access_dfinal == nullptr) continue;
+      const std::string final_name = "final_" + std::string(state.name);
+      add({"d" + final_name, Direction::kIn, false, "batch_size " + std::string(state.shape),
+           std::string(kStateDtypes), "", "incoming gradient of " + final_name, Fill::kNormal,
+           state.access_dfinal});
+    }
+    for (const LinearInput& input : op_.inputs) {
+      if (input.access_gradient == nullptr) continue;
+      const std::string name(input.name);
+      add({"d" + name, Direction::kOut, false, shape_of(input), "=" + name, name,
+           "gradient of " + name, Fill::kNormal, input.access_gradient});
+    }
+    for (const LinearState& state : op_.states) {
+      if (state.access_dinitial == nullptr) continue;
+      const std::string name = "initial_" + std::string(state.name);
+      add({"d" + name, Direction::kOut, false, "batch_size " + std::string(state.shape),
+           std::string(kStateDtypes), name, "gradient of " + name, Fill::kNormal,
+           state.access_dinitial});
+    }
+  }
+
+  const LinearOp& op_;
+  bool is_backward_;
+  std::vector<TensorSpec> rows_;
+};
+
+bool mentions(std::string_view shape, std::string_view size) {
+  size_t at = shape.find(size);
+  for (; at != std::string_view::npos; at = shape.find(size, at + 1)) {
+    const size_t end = at + size.size();
+    const bool begins = at == 0 || shape[at - 1] == ' ';
+    const bool ends = end == shape.size() || shape[end] == ' ' || shape[end] == ';' ||
+                      shape[end] == '+' || shape[end] == '?';
+    if (begins && ends) return true;
+  }
+  return false;
+}
+
+/// The sizes that the rows name.
+std::vector<DimSpec> dims_of(std::span<const TensorSpec> rows) {
+  std::vector<DimSpec> dims;
+  for (const DimSpec& dim : kDims) {
+    const bool is_used = std::any_of(rows.begin(), rows.end(), [&](const TensorSpec& row) {
+      return mentions(row.shape, dim.name);
+    });
+    if (is_used) dims.push_back(dim);
+  }
+  return dims;
+}
+
+}  // namespace
+
+std::string_view linear_op_name(const LinearOp& op, LinearPass pass) {
+  return kept(std::string(op.name) + (pass == LinearPass::kBackward ? "_bwd" : "_fwd"));
+}
+
+OpSpec linear_rows(const LinearOp& op, LinearPass pass) {
+  // Made once for each table, which lives as long as the program.
+  static std::mutex mutex;
+  static std::deque<Rows> all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  Rows& rows = all.emplace_back();
+  rows.tensors = TableMaker(op, pass).rows();
+  rows.dims = dims_of(rows.tensors);
+  OpSpec spec;
+  spec.name = linear_op_name(op, pass);
+  spec.doc = pass == LinearPass::kBackward ? kept("gradients of " + std::string(op.doc)) : op.doc;
+  spec.dims = rows.dims;
+  spec.tensors = rows.tensors;
+  spec.options = op.options;
+  return spec;
+}
+
+void derive_linear_sizes(const ProblemText& problem, Sizes& sizes) {
+  const TensorItem* list = problem.find_tensor("cu_seqlens");
+  if (list == nullptr || list->values.empty()) return;
+  sizes.emplace("total", list->values.back());
+  sizes.emplace("batch_size", static_cast<int64_t>(list->values.size()) - 1);
+}
+
+void check_no_other_argument(const OpSpec& spec, const LinearArgs& args) {
+  LinearArgs rest = args;
+  for (const TensorSpec& row : spec.tensors) *row.access(&rest, {}, false) = TensorView{};
+  for (const OptionSpec& row : spec.options) row.set(&rest, {}, std::monostate{});
+  if (rest == LinearArgs{}) return;
+  // Some other op has a row for it, which says what it is called.
+  for (const OpSpec* other : linear_specs()) {
+    for (const TensorSpec& row : other->tensors) {
+      if (*row.access(&rest, {}, false)) {
+        fail(spec.name, "there is no tensor '", row.name, "', which ", other->name, " has");
+      }
+    }
+    for (const OptionSpec& row : other->options) {
+      if (!std::holds_alternative<std::monostate>(row.get(&rest, {}))) {
+        fail(spec.name, "there is no option '", row.name, "', which ", other->name, " has");
+      }
+    }
+  }
+  fail(spec.name, "an argument is given that no linear op has");
+}
+
+std::vector<const OpSpec*> linear_specs() { return scalar_decay_specs(); }
+
+}  // namespace flashtile

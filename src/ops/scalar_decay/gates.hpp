@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the raw gates of an op to what the recurrence of the scalar-decay family runs on:
+//
+//   S_t = exp(log_decay_t) S_{t-1} + weight_t k_t v_t',  n_t likewise with k_t alone
+//
+// and back, from gradients of these numbers to those of the raw gates. The reference and the chunk
+// kernels share it: nothing else in the family depends on which op runs.
+#pragma once
+
+#include <vector>
+
+#include "ops/linear/sequences.hpp"
+
+namespace flashtile {
+
+/// Of one head of one sequence, in double. exp of every log_decay is at most 1 where the op's gates
+/// are what they should be; -inf resets.
+struct ScalarGates {
+  std::vector<double> log_decay;
+  std::vector<double> weight;  ///< of k v'; all 1 for ops without an input gate
+  /// Least divisor of LinearNormalizer::kAtLeastFloor, exp(-m); empty for other ops.
+  std::vector<double> floor;
+  double last_max = 0;  ///< m behind the last row
+};
+
+/// True where `weight` is not 1 everywhere.
+bool has_input_weight(const LinearOp& op);
+
+ScalarGates scalar_gates(const LinearProblem& problem, const LinearArgs& args,
+                         const LinearSequence& sequence, int64_t head);
+
+/// Gradients of parameters, which all rows of a head share: a sum for each (sequence, head), which
+/// whoever works on that one fills, so that the sum over sequences has one order.
+class SharedGateGradients {
+ public:
+  explicit SharedGateGradients(const LinearProblem& problem);
+  double& dA(int64_t batch_idx, int64_t head) { return dA_[index(batch_idx, head)]; }
+  double& ddt_bias(int64_t batch_idx, int64_t head) { return ddt_bias_[index(batch_idx, head)]; }
+
+  /// Writes dA and ddt_bias where they are wanted.
+  void store(const LinearArgs& args) const;
+
+ private:
+  size_t index(int64_t batch_idx, int64_t head) const {
+    return static_cast<size_t>(batch_idx * num_heads_ + head);
+  }
+  int64_t batch_size_;
+  int64_t num_heads_;
+  std::vector<double> dA_;
+  std::vector<double> ddt_bias_;
+};
+
+/// Writes the gradients of raw gates that run over time, and this head's part of the shared ones.
+/// `dlog_decay` holds that of log_decay with exp(log_decay) in it, so that it is 0 at a reset;
+/// `dweight` may be empty where the op has no input weight.
+void store_gate_gradients(const LinearProblem& problem, const LinearArgs& args,
+                          const LinearSequence& sequence, int64_t head, const ScalarGates& gates,
+                          const std::vector<double>& dlog_decay, const std::vector<double>& dweight,
+                          SharedGateGradients& shared);
+
+}  // namespace flashtile

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ops of the scalar-decay family.
+#include <array>
+
+#include "ops/linear/options.hpp"
+#include "ops/linear/table.hpp"
+#include "ops/scalar_decay/scalar_decay.hpp"
+
+namespace flashtile {
+namespace {
+
+using T = LinearTensors;
+using S = LinearStates;
+
+constexpr std::string_view kFloats = "f32 f16 bf16 f64";
+
+constexpr std::string_view kQueries = "num_heads head_dim";
+constexpr std::string_view kKeys = "num_heads_kv head_dim";
+constexpr std::string_view kValues = "num_heads_kv head_dim_v";
+constexpr std::string_view kOut = "num_heads head_dim_v";
+
+constexpr LinearInput kQ = linear_input<&T::q>("q", kQueries, kFloats, "queries");
+constexpr LinearInput kK = linear_input<&T::k>("k", kKeys, "=q", "keys");
+constexpr LinearInput kV = linear_input<&T::v>("v", kValues, "=q", "values");
+
+constexpr LinearState kState =
+    linear_state<&S::state>("state", "num_heads_kv head_dim head_dim_v", "state");
+constexpr LinearState kNorm =
+    linear_state<&S::norm>("norm", "num_heads_kv head_dim", "sum of keys");
+constexpr LinearState kMax =
+    linear_state<&S::max>("max", "num_heads_kv", "maximum of the input gate").without_gradient();
+
+constexpr std::array kPlainInputs = {kQ, kK, kV};
+constexpr std::array kPlainStates = {kState};
+constexpr std::array kNormStates = {kState, kNorm};
+constexpr std::array kScale = {kScaleOption};
+constexpr std::array kScaleNormalize = {kScaleOption, kNormalizeOption};
+
+constexpr LinearOp kLinearAttention = {
+    .name = "linear_attention",
+    .doc = "linear attention",
+    .family = LinearFamily::kScalarDecay,
+    .normalizer = LinearNormalizer::kSum,
+    .inputs = kPlainInputs,
+    .states = kNormStates,
+    .out_shape = kOut,
+    .options = kScaleNormalize,
+};
+
+constexpr LinearOp kRetention = {
+    .name = "retention",
+    .doc = "retention, a constant decay for each head",
+    .family = LinearFamily::kScalarDecay,
+    .gate = LinearGate::kRetention,
+    .inputs = kPlainInputs,
+    .states = kPlainStates,
+    .out_shape = kOut,
+    .options = kScale,
+};
+
+constexpr std::array kLightningOptions = {kScaleOption, kLayerOption, kLayersOption};
+constexpr LinearOp kLightning = {
+    .name = "lightning",
+    .doc = "lightning attention, a constant decay for each head and layer",
+    .family = LinearFamily::kScalarDecay,
+    .gate = LinearGate::kLightning,
+    .inputs = kPlainInputs,
+    .states = kPlainStates,
+    .out_shape = kOut,
+    .options = kLightningOptions,
+};
+
+constexpr std::array kSimpleGlaInputs = {
+    kQ,
+    kK,
+    kV,
+    linear_input<&T::g>("g", "num_heads_kv", "f32 =q f64", "log decay")
+        .optional()
+        .filled(Fill::kLogDecay),
+    linear_input<&T::g_gamma>("g_gamma", "num_heads_kv", "f32 f64", "constant log decay")
+        .optional()
+        .untimed()
+        .without_gradient()
+        .filled(Fill::kLogDecay),
+};
+constexpr LinearOp kSimpleGla = {
+    .name = "simple_gla",
+    .doc = "gated linear attention, a log decay for each row and head",
+    .family = LinearFamily::kScalarDecay,
+    .gate = LinearGate::kLogDecay,
+    .inputs = kSimpleGlaInputs,
+    .states = kPlainStates,
+    .out_shape = kOut,
+    .options = kScale,
+};
+
+constexpr std::array kMamba2Inputs = {
+    linear_input<&T::v>("x", "num_heads head_dim_v", kFloats, "what enters the state"),
+    linear_input<&T::dt>("dt", "num_heads", "=x f32 f64", "step size").filled(Fill::kPositive),
+    linear_input<&T::k>("B", "num_groups head_dim", "=x", "how it enters"),
+    linear_input<&T::q>("C", "num_groups head_dim", "=x", "how it is read"),
+    linear_input<&T::A>("A", "num_heads", "f32 f64", "log decay of a unit step, negative")
+        .untimed()
+        .filled(Fill::kLogDecay),
+    linear_input<&T::D>("D", "num_heads; num_heads head_dim_v", "f32 f64", "skip")
+        .optional()
+        .untimed(),
+    linear_input<&T::dt_bias>("dt_bias", "num_heads", "f32 f64", "added to dt")
+        .optional()
+        .untimed(),
+};
+constexpr std::array kMamba2States = {
+    linear_state<&S::state>("state", "num_heads head_dim head_dim_v", "state")};
+constexpr std::array kMamba2Options = {kDtSoftplusOption, kDtMinOption, kDtMaxOption};
+constexpr LinearOp kMamba2 = {
+    .name = "mamba2",
+    .doc = "Mamba-2, state-space duality",
+    .family = LinearFamily::kScalarDecay,
+    .gate = LinearGate::kStep,
+    .has_unit_scale = true,
+    .inputs = kMamba2Inputs,
+    .states = kMamba2States,
+    .out_shape = "num_heads head_dim_v",
+    .options = kMamba2Options,
+};
+
+constexpr std::array kMlstmInputs = {
+    kQ,
+    kK,
+    kV,
+    linear_input<&T::i>("i", "num_heads_kv", "f32 =q f64", "input gate, raw"),
+    linear_input<&T::f>("f", "num_heads_kv", "f32 =q f64", "forget gate, raw"),
+};
+constexpr std::array kMlstmExpStates = {kState, kNorm, kMax};
+constexpr LinearOp kMlstmExp = {
+    .name = "mlstm_exp",
+    .doc = "xLSTM's matrix memory with an exponential input gate",
+    .family = LinearFamily::kScalarDecay,
+    .gate = LinearGate::kExponential,
+    .normalizer = LinearNormalizer::kAtLeastFloor,
+    .is_always_normalized = true,
+    .inputs = kMlstmInputs,
+    .states = kMlstmExpStates,
+    .out_shape = kOut,
+    .options = kScale,
+};
+
+constexpr LinearOp kMlstmSig = {
+    .name = "mlstm_sig",
+    .doc = "xLSTM's matrix memory with a sigmoid input gate",
+    .family = LinearFamily::kScalarDecay,
+    .gate = LinearGate::kSigmoid,
+    .normalizer = LinearNormalizer::kAtLeastOne,
+    .inputs = kMlstmInputs,
+    .states = kNormStates,
+    .out_shape = kOut,
+    .options = kScaleNormalize,
+};
+
+}  // namespace
+
+std::vector<const OpSpec*> scalar_decay_specs() {
+  return linear_specs_of<kLinearAttention, kRetention, kLightning, kSimpleGla, kMamba2, kMlstmExp,
+                         kMlstmSig>();
+}
+
+void linear_attention_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kLinearAttention, LinearPass::kForward>(args, context);
+}
+void linear_attention_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kLinearAttention, LinearPass::kBackward>(args, context);
+}
+void retention_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kRetention, LinearPass::kForward>(args, context);
+}
+void retention_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kRetention, LinearPass::kBackward>(args, context);
+}
+void lightning_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kLightning, LinearPass::kForward>(args, context);
+}
+void lightning_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kLightning, LinearPass::kBackward>(args, context);
+}
+void simple_gla_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kSimpleGla, LinearPass::kForward>(args, context);
+}
+void simple_gla_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kSimpleGla, LinearPass::kBackward>(args, context);
+}
+void mamba2_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kMamba2, LinearPass::kForward>(args, context);
+}
+void mamba2_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kMamba2, LinearPass::kBackward>(args, context);
+}
+void mlstm_exp_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kMlstmExp, LinearPass::kForward>(args, context);
+}
+void mlstm_exp_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kMlstmExp, LinearPass::kBackward>(args, context);
+}
+void mlstm_sig_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kMlstmSig, LinearPass::kForward>(args, context);
+}
+void mlstm_sig_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kMlstmSig, LinearPass::kBackward>(args, context);
+}
+
+}  // namespace flashtile
