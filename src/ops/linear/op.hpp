@@ -131,6 +131,7 @@ struct LinearOp {
   LinearGate gate = LinearGate::kNone;
   LinearNormalizer normalizer = LinearNormalizer::kNone;  ///< with option `normalize`, or always
   bool is_always_normalized = false;
+  bool reads_before = false;  ///< o_t reads the state before row t
   /// The scale where none is given: 1, or else 1/sqrt(head_dim).
   bool has_unit_scale = false;
   std::span<const LinearInput> inputs;  ///< the first one's dtype is that of the call

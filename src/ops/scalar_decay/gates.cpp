@@ -103,30 +103,10 @@ ScalarGates scalar_gates(const LinearProblem& problem, const LinearArgs& args,
   return gates;
 }
 
-SharedGateGradients::SharedGateGradients(const LinearProblem& problem)
-    : batch_size_(problem.batch_size), num_heads_(problem.num_state_heads) {
-  const auto count = static_cast<size_t>(batch_size_ * num_heads_);
-  dA_.assign(count, 0.0);
-  ddt_bias_.assign(count, 0.0);
-}
-
-void SharedGateGradients::store(const LinearArgs& args) const {
-  const auto store_sums = [&](const TensorView& tensor, const std::vector<double>& sums) {
-    if (!tensor) return;
-    for (int64_t h = 0; h < num_heads_; ++h) {
-      double sum = 0;
-      for (int64_t b = 0; b < batch_size_; ++b) sum += sums[index(b, h)];
-      store_float(tensor.at({h}), tensor.dtype, sum);
-    }
-  };
-  store_sums(args.gradients.A, dA_);
-  store_sums(args.gradients.dt_bias, ddt_bias_);
-}
-
 void store_gate_gradients(const LinearProblem& problem, const LinearArgs& args,
                           const LinearSequence& sequence, int64_t head, const ScalarGates& gates,
                           const std::vector<double>& dlog_decay, const std::vector<double>& dweight,
-                          SharedGateGradients& shared) {
+                          ParameterSums& sums) {
   const auto rows = [&](const TensorView& tensor) {
     return timed_rows(problem, tensor, sequence, head);
   };
@@ -145,8 +125,8 @@ void store_gate_gradients(const LinearProblem& problem, const LinearArgs& args,
         const double A = load_parameter(in.A, head);
         const double dstep = (dweight[n] + dlog_decay[n] * A) * step.slope;
         ddt.store(t, 0, dstep);
-        shared.dA(sequence.batch_idx, head) += dlog_decay[n] * step.value;
-        shared.ddt_bias(sequence.batch_idx, head) += dstep;
+        sums.add(out.A, sequence.batch_idx, head, 0, dlog_decay[n] * step.value);
+        sums.add(out.dt_bias, sequence.batch_idx, head, 0, dstep);
         break;
       }
       case LinearGate::kSigmoid:

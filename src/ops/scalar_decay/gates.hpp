@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "ops/linear/parameter_sums.hpp"
 #include "ops/linear/sequences.hpp"
 
 namespace flashtile {
@@ -30,33 +31,13 @@ bool has_input_weight(const LinearOp& op);
 ScalarGates scalar_gates(const LinearProblem& problem, const LinearArgs& args,
                          const LinearSequence& sequence, int64_t head);
 
-/// Gradients of parameters, which all rows of a head share: a sum for each (sequence, head), which
-/// whoever works on that one fills, so that the sum over sequences has one order.
-class SharedGateGradients {
- public:
-  explicit SharedGateGradients(const LinearProblem& problem);
-  double& dA(int64_t batch_idx, int64_t head) { return dA_[index(batch_idx, head)]; }
-  double& ddt_bias(int64_t batch_idx, int64_t head) { return ddt_bias_[index(batch_idx, head)]; }
-
-  /// Writes dA and ddt_bias where they are wanted.
-  void store(const LinearArgs& args) const;
-
- private:
-  size_t index(int64_t batch_idx, int64_t head) const {
-    return static_cast<size_t>(batch_idx * num_heads_ + head);
-  }
-  int64_t batch_size_;
-  int64_t num_heads_;
-  std::vector<double> dA_;
-  std::vector<double> ddt_bias_;
-};
-
-/// Writes the gradients of raw gates that run over time, and this head's part of the shared ones.
+/// Writes the gradients of raw gates that run over time, and this head's part of those of
+/// parameters.
 /// `dlog_decay` holds that of log_decay with exp(log_decay) in it, so that it is 0 at a reset;
 /// `dweight` may be empty where the op has no input weight.
 void store_gate_gradients(const LinearProblem& problem, const LinearArgs& args,
                           const LinearSequence& sequence, int64_t head, const ScalarGates& gates,
                           const std::vector<double>& dlog_decay, const std::vector<double>& dweight,
-                          SharedGateGradients& shared);
+                          ParameterSums& sums);
 
 }  // namespace flashtile
