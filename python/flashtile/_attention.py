@@ -172,9 +172,10 @@ def explain_call(q: Array, k: Array, v: Array, *, window: Window | None = None,
 
 def attention_backward(
         dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, *,
-        gradients: Sequence[str] = ("q", "k", "v"), dlse: Array | None = None,
-        causal: bool = False, window: Window | None = None, softmax_scale: float | None = None,
-        softcap: float | None = None, bias: Array | None = None,
+        gradients: Sequence[str] = ("q", "k", "v"), into: Mapping[str, Array] | None = None,
+        dlse: Array | None = None, causal: bool = False, window: Window | None = None,
+        softmax_scale: float | None = None, softcap: float | None = None,
+        bias: Array | None = None,
         alibi_slopes: Array | None = None, sink: Array | None = None,
         score: ScoreOrMask = None, mask: ScoreOrMask = None,
         aux: Mapping[str, Array] | None = None, params: Mapping[str, float] | None = None,
@@ -197,6 +198,7 @@ def attention_backward(
         out, lse: what attention returned.
         gradients: names of the inputs whose gradients are wanted, out of q, k, v, bias,
             alibi_slopes, sink, and aux.NAME for f32 tensors that the score reads.
+        into: arrays to write gradients into, by the names in `gradients`; others are allocated.
         dlse: like lse: its incoming gradient, where lse is used.
 
     Other arguments are those of attention. Paged keys and cache_batch_idx have no backward.
@@ -212,6 +214,10 @@ def attention_backward(
     if score is not None or mask is not None or aux or params:
         score, mask, named = _expressions(score, mask, aux, params)
     left, right = window if window is not None else (None, None)
+    if into:
+        if not into.keys() <= set(gradients):
+            raise ValueError("attention_bwd: into has names that gradients has not")
+        named = {**(named or {}), **{gradient_name(name): into[name] for name in into}}
     results = _BACKWARD.run(
         (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k,
          block_table, cache_batch_idx, block_counts, block_indices, dout, dlse, out, lse),

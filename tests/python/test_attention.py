@@ -171,6 +171,14 @@ def test_backward_by_finite_differences():
     found = flashtile.attention_backward(dout, **given, **options, out=out, lse=lse,
                                          gradients=wanted)
     assert tuple(found) == wanted
+    memory = {name: np.empty_like(found[name]) for name in ("k", "aux.t")}
+    again = flashtile.attention_backward(dout, **given, **options, out=out, lse=lse,
+                                         gradients=wanted, into=memory)
+    for name in wanted:
+        assert (again[name] == found[name]).all() and (again[name] is memory.get(name)) == (
+            name in memory)
+    with pytest.raises(ValueError, match="into has names"):
+        flashtile.attention_backward(dout, q, k, v, out, lse, gradients=("q",), into=memory)
 
     def loss():
         return (flashtile.attention(**given, **options) * dout).sum()

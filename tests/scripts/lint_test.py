@@ -99,6 +99,9 @@ class LintTest(unittest.TestCase):
         self.assert_found(self.findings(src__a_DOT_cpp=text), "sm_scale, expected softmax_scale",
                           "kv_len, expected seqlen_k")
         self.assertEqual(self.findings(bench__a_DOT_cpp=text), [])
+        names = SPDX.replace("//", "#") + "sm_scale = 1\n"
+        self.assert_found(self.findings(python__a_DOT_py=names), "sm_scale")
+        self.assertEqual(self.findings(python__shim__a_DOT_py=names), [])
 
     def test_loud(self):
         for statement in ("std::cout << 1;", "printf(text);", "std::abort();", "exit (1);",
