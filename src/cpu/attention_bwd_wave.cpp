@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "core/count.hpp"
 #include "core/element.hpp"
@@ -91,14 +92,7 @@ void BwdLaunch::run() {
     fill_zero(args_.dv);
   }
   fill_zero(args_.dbias);
-  for (size_t begin = 0; begin < call_.pairs().size();) {
-    begin = make_wave(begin);
-    pack_wave();
-    if (stats_.sums_delta) sum_deltas();
-    if (!stats_.factors.empty()) find_factors();
-    run_wave();
-    store_wave();
-  }
+  run_pairs();
   if (args_.dbias && bias_gradient_is_shared(args_)) {
     sum_shared_bias_gradient(call_, all_kernels_, kernels_, plan_, shape_, stats_, context_);
   }
@@ -106,20 +100,55 @@ void BwdLaunch::run() {
   daux_.store();
 }
 
-size_t BwdLaunch::make_wave(size_t begin) {
+void BwdLaunch::run_pairs() {
   WorkspaceCursor cursor(workspace_.data());
   scratch_ = cursor.take<char>(num_workers_ * shape_.scratch_bytes);
-  wave_.clear();
-  for (; begin < call_.pairs().size(); ++begin) {
-    const Pair& pair = call_.pairs()[begin];
+  char* memory = workspace_.data() + cursor.used();
+  PairOrder order = call_.order_pairs(num_workers_);
+  if (daux_.is_wanted()) {
+    // Sums of aux tensors go over the pairs in their order.
+    order = {{}, std::vector<size_t>(call_.pairs().size())};
+    std::iota(order.shared.begin(), order.shared.end(), size_t{0});
+  }
+  const int64_t pair_bytes =
+      shape_.pair_bytes(problem_.max_seqlen_q, problem_.max_seqlen_k) / 64 * 64;
+  Context one_worker = context_;
+  one_worker.max_workers = 1;
+  parallel_for(context_, static_cast<int64_t>(order.alone.size()), [&](int64_t n, int worker) {
+    BwdWave wave{one_worker, worker, memory + worker * pair_bytes, pair_bytes, {}};
+    make_wave(order.alone, static_cast<size_t>(n), static_cast<size_t>(n) + 1, &wave);
+    run_wave(wave);
+  });
+  BwdWave wave{context_, 0, memory, capacity_ - cursor.used(), {}};
+  for (size_t begin = 0; begin < order.shared.size();) {
+    begin = make_wave(order.shared, begin, order.shared.size(), &wave);
+    run_wave(wave);
+  }
+}
+
+void BwdLaunch::run_wave(BwdWave& wave) {
+  pack_wave(wave);
+  if (stats_.sums_delta) sum_deltas(wave);
+  if (!stats_.factors.empty()) find_factors(wave);
+  run_splits(wave);
+  store_wave(wave);
+}
+
+/// Takes pairs order[begin, end) until the memory is full; returns where the next wave begins.
+size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size_t end,
+                            BwdWave* wave) const {
+  WorkspaceCursor cursor(wave->memory);
+  wave->members.clear();
+  for (; begin < end; ++begin) {
+    const Pair& pair = call_.pairs()[order[begin]];
     const Sequence& s = *pair.sequence;
-    if (cursor.used() + shape_.pair_bytes(s.seqlen_q, s.seqlen_k) > capacity_) {
-      if (wave_.empty()) fail_to_fit("attention_bwd");
+    if (cursor.used() + shape_.pair_bytes(s.seqlen_q, s.seqlen_k) / 64 * 64 > wave->capacity) {
+      if (wave->members.empty()) fail_to_fit("attention_bwd");
       break;
     }
     BwdMember member;
     member.pair = pair;
-    member.pair_idx = static_cast<int64_t>(begin);
+    member.pair_idx = static_cast<int64_t>(order[begin]);
     member.num_m = ceil_div(s.seqlen_q, shape_.block_m);
     member.num_n = ceil_div(s.seqlen_k, shape_.block_n);
     for (int64_t g = 0; g < shape_.group_size; ++g) {
@@ -134,7 +163,7 @@ size_t BwdLaunch::make_wave(size_t begin) {
     member.dk = cursor.take<float>(member.num_n * shape_.block_n * shape_.dk_ld);
     member.dv = cursor.take<float>(member.num_n * shape_.block_n * shape_.dv_ld);
     member.dalibi.assign(static_cast<size_t>(shape_.num_splits * shape_.group_size), 0.0);
-    wave_.push_back(std::move(member));
+    wave->members.push_back(std::move(member));
   }
   return begin;
 }
@@ -143,23 +172,23 @@ namespace {
 
 /// Calls body(member, i, worker) for i < count(member) of each member, in parallel.
 template <class Count, class Body>
-void for_each_part(const Context& context, std::vector<BwdMember>& wave, const Count& count,
-                   const Body& body) {
-  std::vector<int64_t> first(wave.size() + 1, 0);
-  for (size_t n = 0; n < wave.size(); ++n) first[n + 1] = first[n] + count(wave[n]);
-  parallel_for(context, first.back(), [&](int64_t task, int worker) {
+void for_each_part(BwdWave& wave, const Count& count, const Body& body) {
+  std::vector<BwdMember>& members = wave.members;
+  std::vector<int64_t> first(members.size() + 1, 0);
+  for (size_t n = 0; n < members.size(); ++n) first[n + 1] = first[n] + count(members[n]);
+  parallel_for(wave.context, first.back(), [&](int64_t task, int worker) {
     const auto next = std::upper_bound(first.begin(), first.end(), task);
     const auto n = static_cast<size_t>(next - first.begin()) - 1;
-    body(wave[n], task - first[n], worker);
+    body(members[n], task - first[n], wave.first_worker + worker);
   });
 }
 
 }  // namespace
 
-void BwdLaunch::pack_wave() {
+void BwdLaunch::pack_wave(BwdWave& wave) {
   const int64_t group = shape_.group_size;
   for_each_part(
-      context_, wave_, [&](const BwdMember& member) { return group * member.num_m + member.num_n; },
+      wave, [&](const BwdMember& member) { return group * member.num_m + member.num_n; },
       [&](BwdMember& member, int64_t part, int) {
         if (part < group * member.num_m) {
           const int64_t g = part / member.num_m;
@@ -179,16 +208,16 @@ void BwdLaunch::pack_wave() {
       });
 }
 
-void BwdLaunch::run_wave() {
+void BwdLaunch::run_splits(BwdWave& wave) {
   if (!daux_.is_wanted()) {
     for_each_part(
-        context_, wave_, [&](const BwdMember&) { return shape_.num_splits; },
+        wave, [&](const BwdMember&) { return shape_.num_splits; },
         [&](BwdMember& member, int64_t split, int worker) { run_split(member, split, 0, worker); });
     return;
   }
   // Tasks that share sums of aux tensors run one after the other, in the order of the pairs.
-  parallel_for(context_, daux_.num_slots(), [&](int64_t slot, int worker) {
-    for (BwdMember& member : wave_) {
+  parallel_for(wave.context, daux_.num_slots(), [&](int64_t slot, int worker) {
+    for (BwdMember& member : wave.members) {
       for (int64_t split = 0; split < shape_.num_splits; ++split) {
         const int64_t task = member.pair_idx * shape_.num_splits + split;
         if (task % daux_.num_slots() != slot) continue;
@@ -221,10 +250,10 @@ void BwdLaunch::place_keys(const BwdMember& member, int64_t n, int worker, BwdBl
 /// key block by key block in their order; fill(block, row) says what it sums, row being the index
 /// of query 0.
 template <class Wants, class Fill>
-void BwdLaunch::go_over_keys(const Wants& wants, const Fill& fill) {
+void BwdLaunch::go_over_keys(BwdWave& wave, const Wants& wants, const Fill& fill) {
   const int64_t group = shape_.group_size;
   for_each_part(
-      context_, wave_, [&](const BwdMember& member) { return group * member.num_m; },
+      wave, [&](const BwdMember& member) { return group * member.num_m; },
       [&](BwdMember& member, int64_t part, int worker) {
         const Sequence& sequence = *member.pair.sequence;
         const int64_t g = part / member.num_m;
@@ -253,23 +282,25 @@ void BwdLaunch::go_over_keys(const Wants& wants, const Fill& fill) {
 }
 
 /// Adds P dP of all keys to the deltas of the wave.
-void BwdLaunch::sum_deltas() {
-  go_over_keys([](const Sequence&, int64_t, int64_t) { return true; },
-               [&](BwdBlock& block, size_t row) { block.delta_sums = &stats_.delta[row]; });
+void BwdLaunch::sum_deltas(BwdWave& wave) {
+  go_over_keys(
+      wave, [](const Sequence&, int64_t, int64_t) { return true; },
+      [&](BwdBlock& block, size_t row) { block.delta_sums = &stats_.delta[row]; });
 }
 
 /// Sums exp(s - lse) of the wave's rows with a large lse. What the sum lacks of 1, or has beyond
 /// it, is the rounding of lse, where it is as small as that: in a call for a part of the keys, with
 /// the lse of all, weights add up to less.
-void BwdLaunch::find_factors() {
+void BwdLaunch::find_factors(BwdWave& wave) {
   go_over_keys(
+      wave,
       [&](const Sequence& sequence, int64_t head, int64_t m) {
         const float* lse = &stats_.lse[stats_.index(sequence, head)];
         const int64_t end = std::min((m + 1) * shape_.block_m, sequence.seqlen_q);
         return std::any_of(lse + m * shape_.block_m, lse + end, is_large_lse);
       },
       [&](BwdBlock& block, size_t row) { block.weight_sums = &stats_.weight_sums[row]; });
-  for (const BwdMember& member : wave_) {
+  for (const BwdMember& member : wave.members) {
     for (int64_t g = 0; g < shape_.group_size; ++g) {
       const int64_t head = call_.head_of(member.pair, g);
       const size_t first = stats_.index(*member.pair.sequence, head);
@@ -354,10 +385,10 @@ void BwdLaunch::store_keys(const BwdMember& member, int64_t n) const {
   store(args_.dv, member.dv, shape_.dv_ld, problem_.head_dim_v);
 }
 
-void BwdLaunch::store_wave() {
+void BwdLaunch::store_wave(BwdWave& wave) {
   const int64_t group = shape_.group_size;
   for_each_part(
-      context_, wave_, [&](const BwdMember& member) { return group * member.num_m + member.num_n; },
+      wave, [&](const BwdMember& member) { return group * member.num_m + member.num_n; },
       [&](BwdMember& member, int64_t part, int) {
         if (part < group * member.num_m) {
           store_queries(member, part / member.num_m, part % member.num_m);
@@ -365,7 +396,7 @@ void BwdLaunch::store_wave() {
           store_keys(member, part - group * member.num_m);
         }
       });
-  for (const BwdMember& member : wave_) {
+  for (const BwdMember& member : wave.members) {
     for (int64_t part = 0; part < shape_.num_splits * group; ++part) {
       const int64_t head = call_.head_of(member.pair, part % group);
       dalibi_[static_cast<size_t>(member.pair.sequence->batch_idx * problem_.num_heads + head)] +=

@@ -84,6 +84,15 @@ BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
                         const RowStats& stats, const Sequence& sequence, int64_t head,
                         const HeadRules& rules, const std::vector<BlockRun>& runs);
 
+/// Pairs that are packed, worked on and stored by the workers of a context.
+struct BwdWave {
+  Context context;
+  int first_worker;  ///< whose scratch the context's first one has
+  char* memory;
+  int64_t capacity;  ///< bytes of memory
+  std::vector<BwdMember> members;
+};
+
 class BwdLaunch {
  public:
   BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const AttentionPlan& plan,
@@ -92,17 +101,19 @@ class BwdLaunch {
   void run();
 
  private:
-  size_t make_wave(size_t begin);
-  void pack_wave();
+  void run_pairs();
+  size_t make_wave(const std::vector<size_t>& order, size_t begin, size_t end, BwdWave* wave) const;
+  void run_wave(BwdWave& wave);
+  void pack_wave(BwdWave& wave);
   template <class Wants, class Fill>
-  void go_over_keys(const Wants& wants, const Fill& fill);
-  void sum_deltas();
-  void find_factors();
-  void run_wave();
+  void go_over_keys(BwdWave& wave, const Wants& wants, const Fill& fill);
+  void sum_deltas(BwdWave& wave);
+  void find_factors(BwdWave& wave);
+  void run_splits(BwdWave& wave);
   void run_split(BwdMember& member, int64_t split, int64_t aux_slot, int worker);
   void place_keys(const BwdMember& member, int64_t n, int worker, BwdBlock* block);
   void run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot, int worker);
-  void store_wave();
+  void store_wave(BwdWave& wave);
   void store_queries(const BwdMember& member, int64_t g, int64_t m) const;
   void store_keys(const BwdMember& member, int64_t n) const;
   void store_shared_gradients();
@@ -121,7 +132,6 @@ class BwdLaunch {
   Workspace workspace_;
   char* scratch_ = nullptr;
   RowStats stats_;
-  std::vector<BwdMember> wave_;
   std::vector<double> dalibi_;  ///< by sequence and head
   AuxGradients daux_;
 };

@@ -2,6 +2,7 @@
 #include "cpu/attention_call.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/fail.hpp"
 
@@ -36,6 +37,27 @@ double AttentionCall::work() const {
     total += scores * (dims + (has_expression ? kExpression : 0)) + keys * dims * kElement;
   }
   return problem_.is_backward ? 2.5 * total : total;
+}
+
+PairOrder AttentionCall::order_pairs(int64_t num_workers) const {
+  const auto work_of = [&](size_t pair) {
+    const Sequence& sequence = *pairs_[pair].sequence;
+    return static_cast<double>(sequence.seqlen_q) * static_cast<double>(sequence.seqlen_k);
+  };
+  std::vector<size_t> all(pairs_.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  std::stable_sort(all.begin(), all.end(),
+                   [&](size_t a, size_t b) { return work_of(a) > work_of(b); });
+  double left = 0;
+  for (const size_t pair : all) left += work_of(pair);
+  auto first = all.begin();
+  while (first != all.end() && work_of(*first) * static_cast<double>(num_workers) > left) {
+    left -= work_of(*first++);
+  }
+  const auto last = all.end() - (all.end() - first) % num_workers;
+  PairOrder order{{first, last}, {all.begin(), first}};
+  order.shared.insert(order.shared.end(), last, all.end());
+  return order;
 }
 
 int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {

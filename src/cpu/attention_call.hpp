@@ -44,6 +44,12 @@ struct Pair {
   int64_t head_kv;
 };
 
+/// Pairs by how they are worked on: numbers of AttentionCall::pairs().
+struct PairOrder {
+  std::vector<size_t> alone;   ///< by one worker each, from packing to storing; the largest first
+  std::vector<size_t> shared;  ///< by all workers together, in waves
+};
+
 class AttentionCall {
  public:
   AttentionCall(const AttentionProblem& problem, const AttentionArgs& args);
@@ -62,6 +68,11 @@ class AttentionCall {
   /// About how many multiply-adds the call takes where no mask hides anything, with what reading
   /// keys and values takes counted as such.
   double work() const;
+
+  /// Pairs alone where that keeps all workers busy to the end: no worker waits for another, and
+  /// what is packed stays in its cache. The rest is shared: a remainder, and pairs that would still
+  /// run when all others have ended.
+  PairOrder order_pairs(int64_t num_workers) const;
 
   const ScorePrograms& programs() const { return programs_; }
   /// Scratch that the strip programs of a block need.

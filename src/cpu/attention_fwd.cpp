@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward on the CPU. Pairs (sequence, kv head) go through in waves: first the key blocks of a wave
-// are packed, then each (pair, head of its group, query block) is a task. How many pairs a wave has
-// depends on the workers; what a task computes does not.
+// Forward on the CPU. A pair (sequence, kv head) belongs to one worker, which packs its key blocks
+// and works on its query blocks; or, where there are few pairs, they go through in waves that all
+// workers share: first the key blocks of a wave are packed, then each (pair, head of its group,
+// query block) is a task. Which way it goes depends on the workers; what is computed for a query
+// block does not.
 #include <algorithm>
 #include <limits>
 
@@ -35,26 +37,33 @@ class ForwardLaunch {
         num_workers_(num_workers_of(context_)),
         scratch_bytes_(kernels_.fwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim,
                                                   problem.head_dim_v)),
+        pair_bytes_((plan.worker_bytes - scratch_bytes_) / 64 * 64),
         capacity_(plan.bytes_for("attention_fwd", num_workers_)),
         program_scratch_(call_, *isa.kernels, num_workers_),
         workspace_("attention_fwd", context, capacity_),
-        max_logit_(static_cast<size_t>(problem.num_heads),
+        max_logit_(call_.pairs().size() * static_cast<size_t>(problem.group_size()),
                    -std::numeric_limits<float>::infinity()) {}
 
   void run() {
     fill_debug_outputs(problem_, args_, call_.sequences());
     fill_uncovered_rows(problem_, args_);
-    const std::vector<Pair>& pairs = call_.pairs();
-    for (size_t begin = 0; begin < pairs.size();) {
-      begin = make_wave(begin);
-      pack_wave();
-      attend_wave();
+    WorkspaceCursor cursor(workspace_.data());
+    scratch_ = cursor.take<char>(num_workers_ * scratch_bytes_);
+    char* memory = workspace_.data() + cursor.used();
+    const PairOrder order = call_.order_pairs(num_workers_);
+    Context one_worker = context_;
+    one_worker.max_workers = 1;
+    parallel_for(context_, static_cast<int64_t>(order.alone.size()), [&](int64_t n, int worker) {
+      Wave wave{one_worker, worker, memory + worker * pair_bytes_, pair_bytes_, {}};
+      make_wave(order.alone, static_cast<size_t>(n), static_cast<size_t>(n) + 1, &wave);
+      run_wave(wave);
+    });
+    Wave wave{context_, 0, memory, capacity_ - cursor.used(), {}};
+    for (size_t begin = 0; begin < order.shared.size();) {
+      begin = make_wave(order.shared, begin, order.shared.size(), &wave);
+      run_wave(wave);
     }
-    if (args_.max_logit) {
-      for (int64_t h = 0; h < problem_.num_heads; ++h) {
-        *reinterpret_cast<float*>(args_.max_logit.at({h})) = max_logit_[static_cast<size_t>(h)];
-      }
-    }
+    if (args_.max_logit) store_max_logit();
     call_.check_index_errors();
   }
 
@@ -62,6 +71,7 @@ class ForwardLaunch {
   /// A pair of the wave: its masks by head, and where its packed keys are.
   struct Member {
     Pair pair;
+    size_t pair_idx = 0;
     std::vector<HeadMask> masks;
     int64_t first_block = 0;  ///< blocks before it are seen by nobody and are not packed
     int64_t num_blocks = 0;
@@ -71,10 +81,21 @@ class ForwardLaunch {
     int64_t first_task = 0;
   };
 
-  size_t make_wave(size_t begin);
-  void pack_wave();
+  /// Pairs that are packed, then worked on, by the workers of a context.
+  struct Wave {
+    Context context;
+    int first_worker;  ///< whose scratch the context's first one has
+    char* memory;
+    int64_t capacity;  ///< bytes of memory
+    std::vector<Member> members;
+  };
+
+  size_t make_wave(const std::vector<size_t>& order, size_t begin, size_t end, Wave* wave) const;
+  void run_wave(Wave& wave);
+  void pack_wave(const Wave& wave) const;
   void pack_block(const Member& member, int64_t block) const;
-  void attend_wave();
+  void attend_wave(Wave& wave);
+  void store_max_logit() const;
   void attend_block(Member& member, int64_t task, int worker, float* max_logit);
 
   const AttentionProblem& problem_;
@@ -86,24 +107,25 @@ class ForwardLaunch {
   BlockLayout layout_;
   int64_t num_workers_;
   int64_t scratch_bytes_;  ///< of a worker
+  int64_t pair_bytes_;     ///< of the packed keys of the longest pair, and room to align them
   int64_t capacity_;
   ProgramScratch program_scratch_;
   Workspace workspace_;
-  std::vector<float> max_logit_;  ///< by head
-  std::vector<Member> wave_;
+  std::vector<float> max_logit_;  ///< by pair and head of its group
   char* scratch_ = nullptr;
 };
 
-/// Takes pairs from `begin` on until the workspace is full; returns where the next wave begins.
-size_t ForwardLaunch::make_wave(size_t begin) {
-  WorkspaceCursor cursor(workspace_.data());
-  scratch_ = cursor.take<char>(num_workers_ * scratch_bytes_);
-  wave_.clear();
+/// Takes pairs order[begin, end) until the memory is full; returns where the next wave begins.
+size_t ForwardLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size_t end,
+                                Wave* wave) const {
+  WorkspaceCursor cursor(wave->memory);
+  wave->members.clear();
   int64_t num_pack_tasks = 0;
   int64_t num_tasks = 0;
-  const std::vector<Pair>& pairs = call_.pairs();
-  for (; begin < pairs.size(); ++begin) {
-    Member member{pairs[begin], {}, 0, 0, nullptr, nullptr, num_pack_tasks, num_tasks};
+  for (; begin < end; ++begin) {
+    const size_t pair_idx = order[begin];
+    Member member{call_.pairs()[pair_idx], pair_idx, {}, 0, 0, nullptr, nullptr,
+                  num_pack_tasks,          num_tasks};
     const Sequence& sequence = *member.pair.sequence;
     int64_t k_begin = sequence.seqlen_k;
     int64_t k_end = 0;
@@ -116,17 +138,22 @@ size_t ForwardLaunch::make_wave(size_t begin) {
     member.first_block = k_begin / plan_.block_n;
     member.num_blocks = std::max<int64_t>(0, ceil_div(k_end, plan_.block_n) - member.first_block);
     const int64_t bytes = member.num_blocks * layout_.block_bytes + member.num_blocks + 128;
-    if (cursor.used() + bytes > capacity_) {
-      if (wave_.empty()) fail_to_fit("attention_fwd");
+    if (cursor.used() + bytes > wave->capacity) {
+      if (wave->members.empty()) fail_to_fit("attention_fwd");
       break;
     }
     member.blocks = cursor.take<char>(member.num_blocks * layout_.block_bytes);
     member.v_has_nonfinite = cursor.take<uint8_t>(member.num_blocks);
     num_pack_tasks += member.num_blocks;
     num_tasks += problem_.group_size() * ceil_div(sequence.seqlen_q, plan_.block_m);
-    wave_.push_back(std::move(member));
+    wave->members.push_back(std::move(member));
   }
   return begin;
+}
+
+void ForwardLaunch::run_wave(Wave& wave) {
+  pack_wave(wave);
+  attend_wave(wave);
 }
 
 void ForwardLaunch::pack_block(const Member& member, int64_t block) const {
@@ -146,11 +173,11 @@ auto& member_of(Members& wave, int64_t task, First first) {
   return *(next - 1);
 }
 
-void ForwardLaunch::pack_wave() {
+void ForwardLaunch::pack_wave(const Wave& wave) const {
   int64_t num_tasks = 0;
-  for (const Member& member : wave_) num_tasks += member.num_blocks;
-  parallel_for(context_, num_tasks, [&](int64_t task, int) {
-    const Member& member = member_of(wave_, task, &Member::first_pack_task);
+  for (const Member& member : wave.members) num_tasks += member.num_blocks;
+  parallel_for(wave.context, num_tasks, [&](int64_t task, int) {
+    const Member& member = member_of(wave.members, task, &Member::first_pack_task);
     pack_block(member, task - member.first_pack_task);
   });
 }
@@ -215,22 +242,35 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   }
 }
 
-void ForwardLaunch::attend_wave() {
+void ForwardLaunch::attend_wave(Wave& wave) {
   int64_t num_tasks = 0;
-  for (const Member& member : wave_) {
+  for (const Member& member : wave.members) {
     num_tasks += problem_.group_size() * ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
   }
   std::vector<float> max_logit(static_cast<size_t>(num_tasks));
-  parallel_for(context_, num_tasks, [&](int64_t task, int worker) {
-    Member& member = member_of(wave_, task, &Member::first_task);
-    attend_block(member, task - member.first_task, worker, &max_logit[static_cast<size_t>(task)]);
+  parallel_for(wave.context, num_tasks, [&](int64_t task, int worker) {
+    Member& member = member_of(wave.members, task, &Member::first_task);
+    attend_block(member, task - member.first_task, wave.first_worker + worker,
+                 &max_logit[static_cast<size_t>(task)]);
   });
-  for (const Member& member : wave_) {
+  const auto group = static_cast<size_t>(problem_.group_size());
+  for (const Member& member : wave.members) {
     const int64_t num_m = ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
     for (int64_t task = 0; task < problem_.group_size() * num_m; ++task) {
-      float& highest = max_logit_[static_cast<size_t>(call_.head_of(member.pair, task / num_m))];
+      float& highest = max_logit_[member.pair_idx * group + static_cast<size_t>(task / num_m)];
       highest = std::max(highest, max_logit[static_cast<size_t>(member.first_task + task)]);
     }
+  }
+}
+
+void ForwardLaunch::store_max_logit() const {
+  const auto num_heads = static_cast<size_t>(problem_.num_heads);
+  for (size_t h = 0; h < num_heads; ++h) {
+    float highest = -std::numeric_limits<float>::infinity();
+    for (size_t at = h; at < max_logit_.size(); at += num_heads) {
+      highest = std::max(highest, max_logit_[at]);
+    }
+    *reinterpret_cast<float*>(args_.max_logit.at({static_cast<int64_t>(h)})) = highest;
   }
 }
 
