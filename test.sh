@@ -5,7 +5,7 @@
 #   ./test.sh           all: release build, fuzzers, NEON under qemu, every test
 #   ./test.sh --quick   about a minute: release build and the quick tests
 #   ./test.sh --asan    the quick tests under AddressSanitizer and UBSan
-#   ./test.sh --gpu     what a GPU has to show: all golden files, random problems, sanitizers
+#   ./test.sh --gpu     conformance, golden files, races, sanitizers, startup on a GPU
 #   ./test.sh --python [PACKAGE ...]   installs the Python package in build/python and tests it;
 #                       with torch, jax, ... as PACKAGE those are installed and tested, too
 set -euo pipefail

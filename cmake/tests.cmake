@@ -4,7 +4,8 @@
 # tests/<folder>/*_test.py run as they are, with FLASHTILE_BUILD_DIR set. Each tests/capi/*.c is a
 # program of its own, against the library that users get.
 #
-# Cases have the label `quick`, or `full` where the suite's name contains "Full".
+# Cases have the label `quick`, or `full` where the suite's name contains "Full", or `gpu` where it
+# ends in "Device": these are skipped where there is no GPU.
 if(NOT FLASHTILE_BUILD_TESTS)
   return()
 endif()
@@ -96,13 +97,19 @@ foreach(folder IN LISTS test_folders)
     add_dependencies(${target} fake_driver)
   endif()
   gtest_discover_tests(
-    ${target} TEST_PREFIX ${folder}. TEST_FILTER -*Full* TEST_LIST ${folder}_quick
+    ${target} TEST_PREFIX ${folder}. TEST_FILTER -*Full*:*Device.* TEST_LIST ${folder}_quick
     NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
     PROPERTIES LABELS "quick;${folder}" TIMEOUT ${test_timeout})
   gtest_discover_tests(
     ${target} TEST_PREFIX ${folder}. TEST_FILTER *Full* TEST_LIST ${folder}_full
     NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
     PROPERTIES LABELS "full;${folder}" TIMEOUT ${test_timeout})
+  if(folder STREQUAL "cuda")
+    gtest_discover_tests(
+      ${target} TEST_PREFIX ${folder}. TEST_FILTER *Device.* TEST_LIST ${folder}_gpu
+      NO_PRETTY_VALUES DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120
+      PROPERTIES LABELS "gpu;${folder}" TIMEOUT ${test_timeout})
+  endif()
 endforeach()
 
 file(GLOB capi_programs CONFIGURE_DEPENDS ${tests_dir}/capi/*.c)

@@ -24,10 +24,11 @@ void expect_every_implementation_passes(const std::string& path) {
   for (const cli::CheckStep& step : golden.steps) {
     const OpSpec& spec = step.owned.call.spec();
     ASSERT_FALSE(step.expected.empty());
-    for (const std::string& implementation : spec.implementations()) {
+    for (const std::string& implementation : implementations_for(step.owned.call)) {
       const cli::OwnedCall own = cli::with_own_outputs(step.owned.call);
-      cli::run_forward_of(own.call, cli::implementation_suffix(spec, implementation), one_worker());
-      const cli::RunResult result = cli::run_forced(own.call, implementation, one_worker());
+      const std::string_view suffix = cli::implementation_suffix(spec, implementation);
+      cli::run_forward_of(own.call, suffix, test_context());
+      const cli::RunResult result = cli::run_forced(own.call, implementation, test_context());
       EXPECT_EQ(result.text, "") << implementation;
       if (!result.text.empty()) continue;
       EXPECT_EQ(cli::fault_text(cli::judge(own.call, step.expected, golden.nan_rule)), "")

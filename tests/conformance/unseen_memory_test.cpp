@@ -166,11 +166,11 @@ TEST_P(UnseenMemory, IsNotReadByForward) {
   const std::string text = "attention_fwd:lse" + GetParam().text;
   const cli::OwnedCall clean = make(text, 0);
   const cli::OwnedCall poisoned = make(text, kNan);
-  for (const std::string& implementation : clean.call.spec().implementations()) {
+  for (const std::string& implementation : implementations_for(clean.call)) {
     cli::poison(clean.call.tensor("out"));
     cli::poison(poisoned.call.tensor("out"));
-    ASSERT_EQ(cli::run_forced(clean.call, implementation, one_worker()).text, "");
-    ASSERT_EQ(cli::run_forced(poisoned.call, implementation, one_worker()).text, "");
+    ASSERT_EQ(cli::run_forced(clean.call, implementation, test_context()).text, "");
+    ASSERT_EQ(cli::run_forced(poisoned.call, implementation, test_context()).text, "");
     for (const char* name : {"out", "lse"}) {
       EXPECT_TRUE(same_bits(clean.call.tensor(name), poisoned.call.tensor(name)))
           << name << " of " << implementation;
@@ -185,15 +185,20 @@ TEST_P(UnseenMemory, IsNotReadByBackwardAndHasNoGradient) {
   for (const double value : {kNan, kInf}) {
     const cli::OwnedCall clean = make(text, 0);
     const cli::OwnedCall poisoned = make(text, value);
-    for (const std::string& implementation : clean.call.spec().implementations()) {
+    for (const std::string& implementation : implementations_for(clean.call)) {
       for (const OpCall* call : {&clean.call, &poisoned.call}) {
         cli::run_forward_of(*call, cli::implementation_suffix(call->spec(), implementation),
-                            one_worker());
+                            test_context());
         for (const char* name : {"dq", "dk", "dv"}) cli::poison(call->tensor(name));
-        ASSERT_EQ(cli::run_forced(*call, implementation, one_worker()).text, "");
+        ASSERT_EQ(cli::run_forced(*call, implementation, test_context()).text, "");
       }
       for (const std::string& name : clean.call.tensor_names()) {
         if (clean.call.spec().find_tensor(name)->direction != Direction::kOut) continue;
+        if (may_differ_in_last_bits(name)) {  // two bits of bf16; NaN is infinitely far away
+          EXPECT_LT(max_difference(clean.call.tensor(name), poisoned.call.tensor(name)), 0.02)
+              << implementation << " with " << value;
+          continue;
+        }
         EXPECT_TRUE(same_bits(clean.call.tensor(name), poisoned.call.tensor(name)))
             << name << " of " << implementation << " with " << value;
       }
@@ -229,9 +234,9 @@ TEST(UnseenPages, AreNotRead) {
   };
   const cli::OwnedCall clean = make(0);
   const cli::OwnedCall poisoned = make(kNan);
-  for (const std::string& implementation : clean.call.spec().implementations()) {
-    ASSERT_EQ(cli::run_forced(clean.call, implementation, one_worker()).text, "");
-    ASSERT_EQ(cli::run_forced(poisoned.call, implementation, one_worker()).text, "");
+  for (const std::string& implementation : implementations_for(clean.call)) {
+    ASSERT_EQ(cli::run_forced(clean.call, implementation, test_context()).text, "");
+    ASSERT_EQ(cli::run_forced(poisoned.call, implementation, test_context()).text, "");
     EXPECT_TRUE(same_bits(clean.call.tensor("out"), poisoned.call.tensor("out")));
     EXPECT_TRUE(same_bits(clean.call.tensor("lse"), poisoned.call.tensor("lse")));
   }
@@ -245,8 +250,8 @@ TEST(SeenNan, ReachesWhatDependsOnIt) {
       const cli::OwnedCall owned = cli::random_call(parse_problem(text), 3);
       // Query 20 has position 100 and sees keys 0 to 100.
       set(owned.call.tensor(name), {0, *name == 'q' ? 20 : 100, 1, 3}, kNan);
-      for (const std::string& implementation : owned.call.spec().implementations()) {
-        ASSERT_EQ(cli::run_forced(owned.call, implementation, one_worker()).text, "");
+      for (const std::string& implementation : implementations_for(owned.call)) {
+        ASSERT_EQ(cli::run_forced(owned.call, implementation, test_context()).text, "");
         EXPECT_TRUE(std::isnan(get(owned.call.tensor("out"), {0, 20, 1, 3})))
             << name << " in " << implementation;
         EXPECT_FALSE(std::isnan(get(owned.call.tensor("out"), {0, 20, 0, 3})))

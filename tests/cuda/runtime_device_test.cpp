@@ -6,6 +6,7 @@
 #include <numeric>
 #include <thread>
 
+#include "cuda/device_support.hpp"
 #include "cuda/jit/nvrtc.hpp"
 #include "cuda/jit_support.hpp"
 #include "cuda/runtime/current.hpp"
@@ -34,34 +35,6 @@ struct ScaleParams {
   float factor;
 };
 
-Context on_device(int index) {
-  Context context;
-  context.device = {DeviceType::kCuda, index};
-  return context;
-}
-
-/// A stream of its own.
-class OwnStream {
- public:
-  explicit OwnStream(int device) : context_(on_device(device)) {
-    const CurrentContext current(context_);
-    driver::StreamHandle stream = nullptr;
-    current.driver().check(current.api().cuStreamCreate(&stream, driver::kStreamNonBlocking),
-                           "stream");
-    context_.stream = stream;
-  }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-  ~OwnStream() {
-    const CurrentContext current(context_);
-    current.api().cuStreamDestroy(stream_of(context_));
-  }
-  const Context& context() const { return context_; }
-
- private:
-  Context context_;
-};
-
 /// A kernel of the test's own text, loaded without the store.
 Function load_text(const std::string& entry, const std::string& text, const Context& context) {
   const CompiledKernel kernel =
@@ -76,11 +49,11 @@ Function load_text(const std::string& entry, const std::string& text, const Cont
   return function;
 }
 
-class RuntimeDevice : public ::testing::Test {
+class RuntimeDevice : public OnDevice {
  protected:
   void SetUp() override {
-    if (Driver::get() == nullptr) GTEST_SKIP() << Driver::fault();
-    if (Nvrtc::get() == nullptr) GTEST_SKIP() << Nvrtc::fault();
+    OnDevice::SetUp();
+    if (!IsSkipped() && Nvrtc::get() == nullptr) GTEST_SKIP() << Nvrtc::fault();
   }
 
   static std::vector<float> numbers(size_t count) {
@@ -157,8 +130,8 @@ extern "C" __global__ void __launch_bounds__(128) uses(const float* in, float* o
 TEST_F(RuntimeDevice, LaunchesAreInTheOrderOfTheirStream) {
   constexpr size_t kCount = 1 << 20;
   const std::vector<float> values = numbers(kCount);
-  OwnStream first(0);
-  OwnStream second(0);
+  OwnStream first;
+  OwnStream second;
   const Function scale = load_text("scale", kScaleText, first.context());
   DeviceMemory data(kCount * sizeof(float), first.context());
   data.upload(values.data(), data.bytes());
@@ -178,29 +151,22 @@ TEST_F(RuntimeDevice, LaunchesCanBeCapturedAndReplayed) {
   if (Driver::get()->api().cuGraphInstantiate == nullptr) GTEST_SKIP() << "an old driver";
   constexpr size_t kCount = 1000;
   const std::vector<float> values = numbers(kCount);
-  OwnStream stream(0);
+  OwnStream stream;
   const Context& context = stream.context();
   const Function scale = load_text("scale", kScaleText, context);
   DeviceMemory data(kCount * sizeof(float), context);
   data.upload(values.data(), data.bytes());
-  const CurrentContext current(context);
-  const auto check = [&](driver::Result result) { current.driver().check(result, "capture"); };
-  driver::GraphHandle graph = nullptr;
-  driver::GraphExecHandle exec = nullptr;
-  check(current.api().cuStreamBeginCapture(stream_of(context), driver::kCaptureGlobal));
   const ScaleParams params = {static_cast<const float*>(data.data()),
                               static_cast<float*>(data.data()), kCount, 2.0f};
-  launch(scale, shape_for(kCount), context, params);
-  fill_bytes(static_cast<char*>(data.data()) + kCount * sizeof(float) - 4, 0, 4, context);
-  check(current.api().cuStreamEndCapture(stream_of(context), &graph));
-  check(current.api().cuGraphInstantiate(&exec, graph, 0));
-  for (int i = 0; i < 3; ++i) check(current.api().cuGraphLaunch(exec, stream_of(context)));
+  const CapturedGraph graph(context, [&] {
+    launch(scale, shape_for(kCount), context, params);
+    fill_bytes(static_cast<char*>(data.data()) + kCount * sizeof(float) - 4, 0, 4, context);
+  });
+  for (int i = 0; i < 3; ++i) graph.launch();
   expect_scaled(data, kCount - 1, 8.0f);
   float last = 1;
   data.download(&last, 4, (kCount - 1) * sizeof(float));
   EXPECT_EQ(last, 0.0f);
-  current.api().cuGraphExecDestroy(exec);
-  current.api().cuGraphDestroy(graph);
 }
 
 TEST_F(RuntimeDevice, ThreadsDoNotDisturbEachOther) {

@@ -28,6 +28,17 @@ std::vector<ProblemParam> forward_only(const std::vector<std::string>& texts);
 /// forward results.
 cli::OwnedCall random_problem_call(std::string_view text, uint64_t seed = 1);
 
+/// Where conformance tests run: one worker of the CPU, or the GPU that FLASHTILE_TEST_DEVICE names
+/// ("cuda", "cuda:1"), as scripts/test_gpu.sh sets it.
+Context test_context();
+
+/// The implementations that have to pass on a call there: all of the CPU's; of a GPU's, of which
+/// each serves what it is made for, those that take it. None is a test failure.
+std::vector<std::string> implementations_for(const OpCall& call);
+
+/// Whether atomics may sum a result in another order in each run: dq of 16 bits on a GPU.
+bool may_differ_in_last_bits(const std::string& name);
+
 /// Runs every implementation on the problem (a backward op after its own forward) and adds a test
 /// failure for each that refuses or whose error is more than allowed.
 void expect_problem_conforms(const std::string& text, uint64_t seed = 1);
