@@ -132,6 +132,17 @@ class IntegerFill {
   uint64_t seed_;
 };
 
+size_t last_dim(const TensorView& tensor) { return static_cast<size_t>(tensor.ndim - 1); }
+
+void make_rows_unit(int64_t dim, std::vector<double>& values) {
+  const auto row_size = static_cast<size_t>(dim);
+  for (size_t begin = 0; begin < values.size(); begin += row_size) {
+    double sum = 0;
+    for (size_t i = 0; i < row_size; ++i) sum += values[begin + i] * values[begin + i];
+    for (size_t i = 0; i < row_size; ++i) values[begin + i] /= std::sqrt(sum);
+  }
+}
+
 void fill_floats(const TensorSpec* row, std::string_view name, const TensorView& tensor,
                  uint64_t seed) {
   RandomNumbers random(seed, name);
@@ -144,6 +155,8 @@ void fill_floats(const TensorSpec* row, std::string_view name, const TensorView&
       value = fill == Fill::kPositive ? random.uniform() : random.normal();
     }
   }
+  if (fill == Fill::kUnit && tensor.ndim > 0)
+    make_rows_unit(tensor.shape[last_dim(tensor)], values);
   from_numbers(values, tensor);
 }
 

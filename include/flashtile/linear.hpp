@@ -18,10 +18,10 @@ namespace flashtile {
 /// op's table has where it is another one. (batch, seqlen, heads, dim), or packed (total, heads,
 /// dim); f32, f16 or bf16; any strides.
 struct LinearTensors {
-  TensorView q;        ///< queries; mamba2: C
-  TensorView k;        ///< keys; mamba2: B
-  TensorView v;        ///< values; mamba2: x
-  TensorView g;        ///< log decay; -inf resets exactly
+  TensorView q;        ///< queries; mamba1, mamba2: C; rwkv6, rwkv7: r
+  TensorView k;        ///< keys; mamba1, mamba2: B
+  TensorView v;        ///< values; mamba2, hgrn: x; mamba1: u
+  TensorView g;        ///< log decay; -inf resets exactly; rwkv4, rwkv6, rwkv7: w
   TensorView g_gamma;  ///< (heads) constant log decay; has no gradient
   TensorView i;        ///< input gate before its activation
   TensorView f;        ///< forget gate before its activation
@@ -29,6 +29,12 @@ struct LinearTensors {
   TensorView dt_bias;  ///< added to dt
   TensorView A;        ///< decay of a unit step, negative
   TensorView D;        ///< skip: how much of the input the output takes directly
+  TensorView z;        ///< mamba1: out is multiplied by silu(z)
+  TensorView beta;     ///< delta rules: how far a value is corrected
+  TensorView a;        ///< low rank: what reads the old state
+  TensorView b;        ///< low rank: where that is written
+  TensorView s;        ///< gsa: weights of the slots
+  TensorView u_bonus;  ///< rwkv4, rwkv6: extra weight of the row itself
 
   bool operator==(const LinearTensors&) const = default;
 };
@@ -36,9 +42,10 @@ struct LinearTensors {
 /// States, (sequences, heads, key_dim, value_dim) and the like, float32. Which ones an op has
 /// follows from it and its options.
 struct LinearStates {
-  TensorView state;  ///< S
-  TensorView norm;   ///< sum of keys: (sequences, heads, key_dim)
-  TensorView max;    ///< running maximum of the exponential input gate: (sequences, heads)
+  TensorView state;    ///< S; gsa: state_v
+  TensorView state_k;  ///< gsa: the state that q reads
+  TensorView norm;     ///< sum of keys: (sequences, heads, key_dim)
+  TensorView max;      ///< running maximum of the exponential input gate: (sequences, heads)
 
   bool operator==(const LinearStates&) const = default;
 };
@@ -60,6 +67,7 @@ struct LinearArgs {
 
   std::optional<double> scale;  ///< multiplies q; default 1/sqrt(head_dim)
   bool normalize = false;       ///< divides by what q reads of the summed keys
+  bool qk_l2norm = false;       ///< q and k are divided by sqrt(sum of squares + 1e-6)
   int64_t layer = 0;            ///< lightning: of `layers`, from 0
   int64_t layers = 1;
   bool dt_softplus = false;
@@ -95,5 +103,54 @@ FLASHTILE_API void mlstm_exp_bwd(const LinearArgs& args, const Context& context 
 /// a = logsigmoid(f), w = sigmoid(i); `normalize`: o / (max(|q.n|, 1) + 1e-6).
 FLASHTILE_API void mlstm_sig_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mlstm_sig_bwd(const LinearArgs& args, const Context& context = {});
+
+// Vector decay: S_t = Diag(exp(g_t)) S_{t-1} + k_t v_t', a decay for each key dimension.
+
+/// o_t = S_t' (scale q_t) (Yang 2024).
+FLASHTILE_API void gla_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void gla_bwd(const LinearArgs& args, const Context& context = {});
+/// o_t = (S_{t-1} + Diag(u_bonus) k_t v_t')' (scale r_t) (Peng 2024).
+FLASHTILE_API void rwkv6_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void rwkv6_bwd(const LinearArgs& args, const Context& context = {});
+/// Gated slot attention (Zhang 2024): two such states, of keys and of values in slots, and a
+/// softmax over the slots: o = Sv' softmax(Sk' (scale q)), Sk = Sk Diag(exp(g)) + k s', Sv =
+/// Diag(exp(g)) Sv
+/// + s v'.
+FLASHTILE_API void gsa_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void gsa_bwd(const LinearArgs& args, const Context& context = {});
+
+// Delta rules: what k reads of the state is corrected towards v. R is the decayed state.
+
+/// S = R + k (beta (v - R' k))' with R = S_{t-1} (Schlag 2021, Yang 2024).
+FLASHTILE_API void delta_rule_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void delta_rule_bwd(const LinearArgs& args, const Context& context = {});
+/// The same with R = exp(g) S_{t-1}, one g for a head.
+FLASHTILE_API void gated_delta_rule_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void gated_delta_rule_bwd(const LinearArgs& args, const Context& context = {});
+/// The same with R = Diag(exp(g)) S_{t-1} (Kimi delta attention).
+FLASHTILE_API void kda_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void kda_bwd(const LinearArgs& args, const Context& context = {});
+/// S = Diag(exp(w)) S_{t-1} + b (S_{t-1}' a)' + k v', scale 1 (RWKV-7, Peng 2025).
+FLASHTILE_API void rwkv7_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void rwkv7_bwd(const LinearArgs& args, const Context& context = {});
+/// The same with q, g and scale 1/sqrt(head_dim): diagonal plus low rank.
+FLASHTILE_API void dplr_delta_rule_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void dplr_delta_rule_bwd(const LinearArgs& args, const Context& context = {});
+/// The same without decay: identity plus low rank.
+FLASHTILE_API void iplr_delta_rule_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void iplr_delta_rule_bwd(const LinearArgs& args, const Context& context = {});
+
+// Element-wise scans: channels instead of heads and key dimensions.
+
+/// o = S = exp(g) S_{t-1} + x (Qin 2023).
+FLASHTILE_API void hgrn_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void hgrn_bwd(const LinearArgs& args, const Context& context = {});
+/// Selective scan (Gu 2023): S = exp(d A) S_{t-1} + d u B, o = (S.C + D u) silu(z), d as in mamba2.
+FLASHTILE_API void mamba1_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void mamba1_bwd(const LinearArgs& args, const Context& context = {});
+/// A weighted mean of values (Peng 2023), whose state (sequences, 3, channels) has the sums alpha
+/// and beta relative to exp(eps), and eps; absent: 0, 0, -inf.
+FLASHTILE_API void rwkv4_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void rwkv4_bwd(const LinearArgs& args, const Context& context = {});
 
 }  // namespace flashtile

@@ -41,8 +41,8 @@ struct DimSpec {
 enum class Direction : uint8_t { kIn, kOut, kInOut };
 
 /// What a random tensor of this kind holds; drives `flashtile check` and `bench`. kLogDecay: the
-/// logarithm of a number between 0 and 1.
-enum class Fill : uint8_t { kNormal, kPositive, kLogDecay, kPermutation, kLengths };
+/// logarithm of a number between 0 and 1. kUnit: rows of length 1.
+enum class Fill : uint8_t { kNormal, kPositive, kLogDecay, kUnit, kPermutation, kLengths };
 
 /// One row of the tensor table.
 ///

@@ -15,6 +15,10 @@ namespace flashtile {
 /// One family is one recurrence, with one reference and one set of kernels.
 enum class LinearFamily : uint8_t {
   kScalarDecay,  ///< S = exp(a) S + w k v', a number for a head (src/ops/scalar_decay)
+  kVectorDecay,  ///< S = Diag(exp(g)) S + k v' (src/ops/vector_decay)
+  kSlots,        ///< two of those with a softmax between them (src/ops/vector_decay)
+  kDelta,        ///< what k or a reads of the state is written back (src/ops/delta)
+  kScan,         ///< element by element (src/ops/scan)
 };
 
 /// kForward and kBackward are the ops NAME_fwd and NAME_bwd.
@@ -22,13 +26,21 @@ enum class LinearPass : uint8_t { kForward, kBackward };
 
 /// Where log decay and input weight come from.
 enum class LinearGate : uint8_t {
-  kNone,         ///< no decay
-  kRetention,    ///< log(1 - 2^(-5-h))
-  kLightning,    ///< -(8/H) (1 - layer/layers) h
-  kLogDecay,     ///< g + g_gamma
-  kStep,         ///< mamba: d A with d of dt, which is the input weight too
-  kSigmoid,      ///< logsigmoid(f), sigmoid(i)
-  kExponential,  ///< logsigmoid(f) and exp(i), both relative to a running maximum
+  kNone,            ///< no decay
+  kRetention,       ///< log(1 - 2^(-5-h))
+  kLightning,       ///< -(8/H) (1 - layer/layers) h
+  kLogDecay,        ///< g + g_gamma, a number for a head
+  kVectorLogDecay,  ///< g, a number for a key dimension
+  kStep,            ///< mamba: d A with d of dt, which is the input weight too
+  kSigmoid,         ///< logsigmoid(f), sigmoid(i)
+  kExponential,     ///< logsigmoid(f) and exp(i), both relative to a running maximum
+};
+
+/// How a row changes the decayed state R.
+enum class LinearUpdate : uint8_t {
+  kAdd,      ///< R + k v'
+  kDelta,    ///< R + k (beta (v - R' k))'
+  kLowRank,  ///< R + b (S' a)' + k v' with S before the decay
 };
 
 /// What the output is divided by, with d = (scale q).n.
@@ -129,6 +141,7 @@ struct LinearOp {
   std::string_view doc;
   LinearFamily family = LinearFamily::kScalarDecay;
   LinearGate gate = LinearGate::kNone;
+  LinearUpdate update = LinearUpdate::kAdd;
   LinearNormalizer normalizer = LinearNormalizer::kNone;  ///< with option `normalize`, or always
   bool is_always_normalized = false;
   bool reads_before = false;  ///< o_t reads the state before row t
@@ -137,7 +150,7 @@ struct LinearOp {
   std::span<const LinearInput> inputs;  ///< the first one's dtype is that of the call
   std::span<const LinearState> states;
   std::string_view out_shape;  ///< behind batch and seqlen, or total
-  std::span<const OptionSpec> options;
+  std::span<const OptionSpec> options = {};
 };
 
 /// "simple_gla_fwd".

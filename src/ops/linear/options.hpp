@@ -29,6 +29,10 @@ inline constexpr OptionSpec kScaleOption = linear_option<&LinearArgs::scale>(
     "scale", "1/sqrt(head_dim)", -kLinearMaxFloat, kLinearMaxFloat, "multiplies q");
 inline constexpr OptionSpec kNormalizeOption = linear_option<&LinearArgs::normalize>(
     "normalize", "false", 0, 1, "divides by what q reads of the sum of keys");
+inline constexpr OptionSpec kUnitScaleOption = linear_option<&LinearArgs::scale>(
+    "scale", "1", -kLinearMaxFloat, kLinearMaxFloat, "multiplies r");
+inline constexpr OptionSpec kL2NormOption = linear_option<&LinearArgs::qk_l2norm>(
+    "qk_l2norm", "false", 0, 1, "q and k are divided by sqrt(sum of squares + 1e-6)");
 inline constexpr OptionSpec kLayerOption =
     linear_option<&LinearArgs::layer>("layer", "0", 0, 1e9, "the layer's number, from 0");
 inline constexpr OptionSpec kLayersOption =

@@ -33,8 +33,9 @@ void check_group(std::string_view op, const Sizes& sizes, std::string_view many,
 void check_sizes(std::string_view op, const Sizes& sizes) {
   check_group(op, sizes, "num_heads", "num_heads_kv");
   check_group(op, sizes, "num_heads_v", "num_heads");
-  check_group(op, sizes, "num_heads", "num_groups");
-  for (const std::string_view name : {"head_dim", "head_dim_v"}) {
+  const bool is_scan = sizes.contains("num_channels");
+  check_group(op, sizes, is_scan ? "num_channels" : "num_heads", "num_groups");
+  for (const std::string_view name : {"head_dim", "head_dim_v", "num_slots"}) {
     const int64_t size = size_or(sizes, name, 1);
     if (size >= 1 && size <= kMaxHeadDim) continue;
     fail(op, name, " is ", size, ", expected 1 to ", kMaxHeadDim);
@@ -75,7 +76,8 @@ void set_lengths(std::string_view op, const LinearArgs& args, const Sizes& sizes
 }
 
 void set_heads(const Sizes& sizes, LinearProblem& problem) {
-  problem.num_query_heads = size_or(sizes, "num_heads", 0);
+  const bool is_scan = sizes.contains("num_channels");
+  problem.num_query_heads = size_or(sizes, is_scan ? "num_channels" : "num_heads", 0);
   problem.num_key_heads = problem.num_query_heads;
   problem.num_state_heads = problem.num_query_heads;
   if (sizes.contains("num_heads_kv")) {
@@ -88,6 +90,7 @@ void set_heads(const Sizes& sizes, LinearProblem& problem) {
   problem.num_out_heads = std::max(problem.num_query_heads, problem.num_state_heads);
   problem.head_dim = size_or(sizes, "head_dim", 1);
   problem.head_dim_v = size_or(sizes, "head_dim_v", 1);
+  problem.num_slots = size_or(sizes, "num_slots", 0);
 }
 
 void check_norm(std::string_view op, const LinearArgs& args, const LinearProblem& problem) {

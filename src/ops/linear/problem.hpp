@@ -7,8 +7,9 @@
 
 namespace flashtile {
 
-/// State heads are the heads of v. Where q has more (grouped queries), several output heads read
-/// one state; where q and k have fewer (grouped values), several states share a query and a key.
+/// State heads are the heads of v, or the channels of a scan. Where q has more (grouped queries),
+/// several output heads read one state; where q and k have fewer (grouped values), several states
+/// share a query and a key.
 struct LinearProblem {
   const LinearOp* op = nullptr;
   LinearPass pass = LinearPass::kForward;
@@ -24,6 +25,7 @@ struct LinearProblem {
   int64_t num_state_heads = 0;  ///< of v, gates and states
   int64_t head_dim = 0;
   int64_t head_dim_v = 0;
+  int64_t num_slots = 0;  ///< of gsa
   double scale = 1;
   LinearNormalizer normalizer = LinearNormalizer::kNone;  ///< resolved: kNone when not asked for
 

@@ -25,14 +25,18 @@ inline const double* row_of(const Numbers& numbers, int64_t row, int64_t dim) {
 Numbers load_rows(const HeadRows& rows, int64_t length, int64_t dim);
 void store_rows(const HeadRows& rows, const Numbers& numbers, int64_t length, int64_t dim);
 
-/// What a decay of exactly 0 leaves is 0, whatever was there.
-inline double decayed(double decay, double x) { return decay == 0 ? 0 : decay * x; }
+/// factor x, and 0 where factor is 0 whatever x is: what a reset leaves.
+inline double masked_product(double factor, double x) { return factor == 0 ? 0 : factor * x; }
+
+/// Divides a row by sqrt(sum of squares + 1e-6), and takes a gradient back through that.
+void l2_normalize(double* row, int64_t dim);
+void l2_normalize_gradient(const double* raw_row, double* gradient, int64_t dim);
 
 /// Gradients of q and k of one sequence, summed over the heads that share them.
 struct SharedRows {
   SharedRows(const LinearProblem& problem, const LinearSequence& sequence);
-  void store(const LinearProblem& problem, const LinearArgs& args,
-             const LinearSequence& sequence) const;
+  /// Those of the rows before `qk_l2norm`, where that is on.
+  void store(const LinearProblem& problem, const LinearArgs& args, const LinearSequence& sequence);
 
   std::vector<Numbers> dq;  ///< (head of q)(row, head_dim)
   std::vector<Numbers> dk;

@@ -8,9 +8,12 @@
 #include "core/fail.hpp"
 #include "core/memory_errors.hpp"
 #include "core/validate.hpp"
+#include "ops/delta/delta.hpp"
 #include "ops/linear/implementation.hpp"
 #include "ops/linear/table.hpp"
 #include "ops/scalar_decay/scalar_decay.hpp"
+#include "ops/scan/scan.hpp"
+#include "ops/vector_decay/vector_decay.hpp"
 
 namespace flashtile {
 namespace {
@@ -69,6 +72,14 @@ LinearImplementation linear_reference(LinearFamily family, LinearPass pass) {
   switch (family) {
     case LinearFamily::kScalarDecay:
       break;
+    case LinearFamily::kVectorDecay:
+      return vector_decay_reference(pass);
+    case LinearFamily::kSlots:
+      return slots_reference(pass);
+    case LinearFamily::kDelta:
+      return delta_reference(pass);
+    case LinearFamily::kScan:
+      return scan_reference(pass);
   }
   return scalar_decay_reference(pass);
 }

@@ -9,7 +9,10 @@
 
 #include "core/fail.hpp"
 #include "core/problem_text.hpp"
+#include "ops/delta/delta.hpp"
 #include "ops/scalar_decay/scalar_decay.hpp"
+#include "ops/scan/scan.hpp"
+#include "ops/vector_decay/vector_decay.hpp"
 
 namespace flashtile {
 namespace {
@@ -19,11 +22,13 @@ constexpr std::string_view kStateDtypes = "f32 f64";
 constexpr std::array kDims = {
     DimSpec{"batch_size", "b", ""},
     DimSpec{"num_heads", "hq", ""},
+    DimSpec{"num_channels", "c", ""},
     DimSpec{"seqlen", "t", ""},
     DimSpec{"head_dim", "d", ""},
     DimSpec{"head_dim_v", "dv", "head_dim"},
     DimSpec{"num_heads_kv", "hkv", "num_heads"},
     DimSpec{"num_heads_v", "hv", "num_heads"},
+    DimSpec{"num_slots", "m", ""},
     DimSpec{"num_groups", "", ""},
     DimSpec{"total", "", ""},
 };
@@ -222,6 +227,13 @@ void check_no_other_argument(const OpSpec& spec, const LinearArgs& args) {
   fail(spec.name, "an argument is given that no linear op has");
 }
 
-std::vector<const OpSpec*> linear_specs() { return scalar_decay_specs(); }
+std::vector<const OpSpec*> linear_specs() {
+  std::vector<const OpSpec*> all;
+  for (const auto& family :
+       {scalar_decay_specs(), vector_decay_specs(), delta_specs(), scan_specs()}) {
+    all.insert(all.end(), family.begin(), family.end());
+  }
+  return all;
+}
 
 }  // namespace flashtile

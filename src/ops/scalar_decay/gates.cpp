@@ -6,26 +6,12 @@
 #include <limits>
 
 #include "ops/linear/activations.hpp"
+#include "ops/linear/step_size.hpp"
 
 namespace flashtile {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// The step size of mamba: dt + dt_bias through softplus and limits, with its derivative.
-struct StepSize {
-  double value = 0;
-  double slope = 0;  ///< by dt and by dt_bias
-};
-
-StepSize step_size(const LinearArgs& args, double dt, int64_t head) {
-  if (args.inputs.dt_bias) dt += load_parameter(args.inputs.dt_bias, head);
-  StepSize step{dt, 1};
-  if (args.dt_softplus) step = {softplus(dt), sigmoid(dt)};
-  const double clamped = std::min(std::max(step.value, args.dt_min), args.dt_max);
-  if (clamped != step.value) step = {clamped, 0};
-  return step;
-}
 
 /// The log decay of heads that do not look at their input.
 double constant_decay(const LinearProblem& problem, const LinearArgs& args, int64_t head) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The ops of the scalar-decay family.
-#include <array>
-
+#include "ops/linear/inputs.hpp"
 #include "ops/linear/options.hpp"
 #include "ops/linear/table.hpp"
 #include "ops/scalar_decay/scalar_decay.hpp"
@@ -13,27 +12,14 @@ namespace {
 using T = LinearTensors;
 using S = LinearStates;
 
-constexpr std::string_view kFloats = "f32 f16 bf16 f64";
-
-constexpr std::string_view kQueries = "num_heads head_dim";
-constexpr std::string_view kKeys = "num_heads_kv head_dim";
-constexpr std::string_view kValues = "num_heads_kv head_dim_v";
-constexpr std::string_view kOut = "num_heads head_dim_v";
-
-constexpr LinearInput kQ = linear_input<&T::q>("q", kQueries, kFloats, "queries");
-constexpr LinearInput kK = linear_input<&T::k>("k", kKeys, "=q", "keys");
-constexpr LinearInput kV = linear_input<&T::v>("v", kValues, "=q", "values");
-
-constexpr LinearState kState =
-    linear_state<&S::state>("state", "num_heads_kv head_dim head_dim_v", "state");
 constexpr LinearState kNorm =
     linear_state<&S::norm>("norm", "num_heads_kv head_dim", "sum of keys");
 constexpr LinearState kMax =
     linear_state<&S::max>("max", "num_heads_kv", "maximum of the input gate").without_gradient();
 
-constexpr std::array kPlainInputs = {kQ, kK, kV};
-constexpr std::array kPlainStates = {kState};
-constexpr std::array kNormStates = {kState, kNorm};
+constexpr std::array kPlainInputs = {kQueryInput, kKeyInput, kValueInput};
+constexpr std::array kPlainStates = {kMatrixState};
+constexpr std::array kNormStates = {kMatrixState, kNorm};
 constexpr std::array kScale = {kScaleOption};
 constexpr std::array kScaleNormalize = {kScaleOption, kNormalizeOption};
 
@@ -44,7 +30,7 @@ constexpr LinearOp kLinearAttention = {
     .normalizer = LinearNormalizer::kSum,
     .inputs = kPlainInputs,
     .states = kNormStates,
-    .out_shape = kOut,
+    .out_shape = kQueryOut,
     .options = kScaleNormalize,
 };
 
@@ -55,7 +41,7 @@ constexpr LinearOp kRetention = {
     .gate = LinearGate::kRetention,
     .inputs = kPlainInputs,
     .states = kPlainStates,
-    .out_shape = kOut,
+    .out_shape = kQueryOut,
     .options = kScale,
 };
 
@@ -67,18 +53,18 @@ constexpr LinearOp kLightning = {
     .gate = LinearGate::kLightning,
     .inputs = kPlainInputs,
     .states = kPlainStates,
-    .out_shape = kOut,
+    .out_shape = kQueryOut,
     .options = kLightningOptions,
 };
 
 constexpr std::array kSimpleGlaInputs = {
-    kQ,
-    kK,
-    kV,
+    kQueryInput,
+    kKeyInput,
+    kValueInput,
     linear_input<&T::g>("g", "num_heads_kv", "f32 =q f64", "log decay")
         .optional()
         .filled(Fill::kLogDecay),
-    linear_input<&T::g_gamma>("g_gamma", "num_heads_kv", "f32 f64", "constant log decay")
+    linear_input<&T::g_gamma>("g_gamma", "num_heads_kv", kParameterDtypes, "constant log decay")
         .optional()
         .untimed()
         .without_gradient()
@@ -91,22 +77,22 @@ constexpr LinearOp kSimpleGla = {
     .gate = LinearGate::kLogDecay,
     .inputs = kSimpleGlaInputs,
     .states = kPlainStates,
-    .out_shape = kOut,
+    .out_shape = kQueryOut,
     .options = kScale,
 };
 
 constexpr std::array kMamba2Inputs = {
-    linear_input<&T::v>("x", "num_heads head_dim_v", kFloats, "what enters the state"),
+    linear_input<&T::v>("x", "num_heads head_dim_v", kLinearFloats, "what enters the state"),
     linear_input<&T::dt>("dt", "num_heads", "=x f32 f64", "step size").filled(Fill::kPositive),
     linear_input<&T::k>("B", "num_groups head_dim", "=x", "how it enters"),
     linear_input<&T::q>("C", "num_groups head_dim", "=x", "how it is read"),
-    linear_input<&T::A>("A", "num_heads", "f32 f64", "log decay of a unit step, negative")
+    linear_input<&T::A>("A", "num_heads", kParameterDtypes, "log decay of a unit step, negative")
         .untimed()
         .filled(Fill::kLogDecay),
-    linear_input<&T::D>("D", "num_heads; num_heads head_dim_v", "f32 f64", "skip")
+    linear_input<&T::D>("D", "num_heads; num_heads head_dim_v", kParameterDtypes, "skip")
         .optional()
         .untimed(),
-    linear_input<&T::dt_bias>("dt_bias", "num_heads", "f32 f64", "added to dt")
+    linear_input<&T::dt_bias>("dt_bias", "num_heads", kParameterDtypes, "added to dt")
         .optional()
         .untimed(),
 };
@@ -126,13 +112,13 @@ constexpr LinearOp kMamba2 = {
 };
 
 constexpr std::array kMlstmInputs = {
-    kQ,
-    kK,
-    kV,
+    kQueryInput,
+    kKeyInput,
+    kValueInput,
     linear_input<&T::i>("i", "num_heads_kv", "f32 =q f64", "input gate, raw"),
     linear_input<&T::f>("f", "num_heads_kv", "f32 =q f64", "forget gate, raw"),
 };
-constexpr std::array kMlstmExpStates = {kState, kNorm, kMax};
+constexpr std::array kMlstmExpStates = {kMatrixState, kNorm, kMax};
 constexpr LinearOp kMlstmExp = {
     .name = "mlstm_exp",
     .doc = "xLSTM's matrix memory with an exponential input gate",
@@ -142,7 +128,7 @@ constexpr LinearOp kMlstmExp = {
     .is_always_normalized = true,
     .inputs = kMlstmInputs,
     .states = kMlstmExpStates,
-    .out_shape = kOut,
+    .out_shape = kQueryOut,
     .options = kScale,
 };
 
@@ -154,7 +140,7 @@ constexpr LinearOp kMlstmSig = {
     .normalizer = LinearNormalizer::kAtLeastOne,
     .inputs = kMlstmInputs,
     .states = kNormStates,
-    .out_shape = kOut,
+    .out_shape = kQueryOut,
     .options = kScaleNormalize,
 };
 

@@ -158,7 +158,7 @@ class ScalarDecayHead : public RecurrentHead<ScalarDecayHead> {
 
   void decay(int64_t t, Numbers& state) const {
     const double factor = std::exp(gates_.log_decay[static_cast<size_t>(t)]);
-    for (double& x : state) x = decayed(factor, x);
+    for (double& x : state) x = masked_product(factor, x);
   }
 
   struct Output {

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ops of the scan family.
+#include "ops/linear/inputs.hpp"
+#include "ops/linear/options.hpp"
+#include "ops/linear/table.hpp"
+#include "ops/scan/scan.hpp"
+
+namespace flashtile {
+namespace {
+
+using T = LinearTensors;
+using S = LinearStates;
+
+constexpr std::string_view kChannels = "num_channels";
+
+constexpr std::array kHgrnInputs = {
+    linear_input<&T::v>("x", kChannels, kLinearFloats, "what is added"),
+    linear_input<&T::g>("g", kChannels, "f32 =x f64", "log decay").filled(Fill::kLogDecay),
+};
+constexpr std::array kHgrnStates = {linear_state<&S::state>("state", kChannels, "state")};
+constexpr LinearOp kHgrn = {
+    .name = "hgrn",
+    .doc = "HGRN, a gated sum of each channel",
+    .family = LinearFamily::kScan,
+    .gate = LinearGate::kLogDecay,
+    .inputs = kHgrnInputs,
+    .states = kHgrnStates,
+    .out_shape = kChannels,
+};
+
+constexpr std::array kMamba1Inputs = {
+    linear_input<&T::v>("u", kChannels, kLinearFloats, "what enters the state"),
+    linear_input<&T::dt>("dt", kChannels, "=u f32 f64", "step size").filled(Fill::kPositive),
+    linear_input<&T::k>("B", "num_groups head_dim", "=u", "how it enters"),
+    linear_input<&T::q>("C", "num_groups head_dim", "=u", "how it is read"),
+    linear_input<&T::z>("z", kChannels, "=u", "gate of the output").optional(),
+    linear_input<&T::A>("A", "num_channels head_dim", kParameterDtypes, "log decay of a unit step")
+        .untimed()
+        .filled(Fill::kLogDecay),
+    linear_input<&T::D>("D", kChannels, kParameterDtypes, "skip").optional().untimed(),
+    linear_input<&T::dt_bias>("dt_bias", kChannels, kParameterDtypes, "added to dt")
+        .optional()
+        .untimed(),
+};
+constexpr std::array kMamba1States = {
+    linear_state<&S::state>("state", "num_channels head_dim", "state")};
+constexpr std::array kMamba1Options = {kDtSoftplusOption};
+constexpr LinearOp kMamba1 = {
+    .name = "mamba1",
+    .doc = "Mamba's selective scan",
+    .family = LinearFamily::kScan,
+    .gate = LinearGate::kStep,
+    .has_unit_scale = true,
+    .inputs = kMamba1Inputs,
+    .states = kMamba1States,
+    .out_shape = kChannels,
+    .options = kMamba1Options,
+};
+
+constexpr std::array kRwkv4Inputs = {
+    linear_input<&T::k>("k", kChannels, kLinearFloats, "logarithm of a value's weight"),
+    linear_input<&T::v>("v", kChannels, "=k", "values"),
+    linear_input<&T::g>("w", kChannels, kParameterDtypes, "log decay")
+        .untimed()
+        .filled(Fill::kLogDecay),
+    linear_input<&T::u_bonus>("u_bonus", kChannels, kParameterDtypes,
+                              "added to k of the row itself")
+        .untimed(),
+};
+constexpr std::array kRwkv4States = {
+    linear_state<&S::state>("state", "3 num_channels", "alpha, beta, eps")};
+constexpr LinearOp kRwkv4 = {
+    .name = "rwkv4",
+    .doc = "RWKV-4, a weighted mean of each channel",
+    .family = LinearFamily::kScan,
+    .gate = LinearGate::kExponential,
+    .reads_before = true,
+    .inputs = kRwkv4Inputs,
+    .states = kRwkv4States,
+    .out_shape = kChannels,
+};
+
+/// What the implementation of the family does with a problem is that of the op's own reference.
+template <LinearPass pass>
+void launch(const LinearProblem& problem, const LinearPlan& plan, const LinearArgs& args,
+            const Context& context) {
+  LinearImplementation reference = rwkv4_reference(pass);
+  if (problem.op->gate == LinearGate::kLogDecay) reference = hgrn_reference(pass);
+  if (problem.op->gate == LinearGate::kStep) reference = mamba1_reference(pass);
+  reference.launch(problem, plan, args, context);
+}
+
+}  // namespace
+
+std::vector<const OpSpec*> scan_specs() { return linear_specs_of<kHgrn, kMamba1, kRwkv4>(); }
+
+LinearImplementation scan_reference(LinearPass pass) {
+  LinearImplementation reference = hgrn_reference(pass);
+  reference.launch =
+      pass == LinearPass::kBackward ? launch<LinearPass::kBackward> : launch<LinearPass::kForward>;
+  return reference;
+}
+
+void hgrn_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kHgrn, LinearPass::kForward>(args, context);
+}
+void hgrn_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kHgrn, LinearPass::kBackward>(args, context);
+}
+void mamba1_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kMamba1, LinearPass::kForward>(args, context);
+}
+void mamba1_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kMamba1, LinearPass::kBackward>(args, context);
+}
+void rwkv4_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kRwkv4, LinearPass::kForward>(args, context);
+}
+void rwkv4_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kRwkv4, LinearPass::kBackward>(args, context);
+}
+
+}  // namespace flashtile
