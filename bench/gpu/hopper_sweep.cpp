@@ -395,14 +395,14 @@ bool check_problem(const Problem& problem, int64_t dim, const Variant& variant,
     return false;
   }
   const cuda::Sm90ForwardPlan plan = plan_of(made, variant);
-  const KernelChoice kernel = cuda::sm90_kernel(made, plan);
-  cuda::get_kernel(kernel.source, context);
+  const auto kernels = cuda::sm90_kernels(made, plan);
+  cuda::get_kernel(kernels.front().source, context);
   std::vector<uint16_t> out;
   bool is_repeatable = true;
   for (int repeat = 0; repeat < 3; ++repeat) {
     call.clear();
     watchdog.begin(what);
-    cuda::launch_sm90_plan(made, plan, kernel, call.args(), context);
+    cuda::launch_sm90_plan(made, plan, kernels, call.args(), context);
     wait(context);
     watchdog.end();
     const std::vector<uint16_t> again = call.out();
@@ -500,11 +500,11 @@ void time_point(int64_t dim, int64_t seqlen, bool causal, const std::vector<size
     const AttentionProblem& of = is_half ? made_half : made;
     const AttentionArgs& args = is_half ? half.args() : call.args();
     const cuda::Sm90ForwardPlan plan = plan_of(of, variant);
-    const KernelChoice kernel = cuda::sm90_kernel(of, plan);
-    cuda::get_kernel(kernel.source, context);
+    const auto kernels = cuda::sm90_kernels(of, plan);
+    cuda::get_kernel(kernels.front().source, context);
     candidates.push_back({variant.name,
-                          [&of, &args, plan, kernel, &context] {
-                            cuda::launch_sm90_plan(of, plan, kernel, args, context);
+                          [&of, &args, plan, kernels, &context] {
+                            cuda::launch_sm90_plan(of, plan, kernels, args, context);
                           },
                           {}});
   }
@@ -582,7 +582,7 @@ int compile(const std::vector<int64_t>& dims) {
         problem.head_dim = problem.head_dim_v = dim;
         if (causal) problem.window_right = 0;
         jobs.push_back({"d" + std::to_string(dim) + " " + variant.name + (causal ? " causal" : ""),
-                        cuda::sm90_kernel(problem, plan_of(problem, variant)), ""});
+                        cuda::sm90_kernels(problem, plan_of(problem, variant)).front(), ""});
       }
     }
   }

@@ -56,23 +56,34 @@ PROBLEMS = {
 }
 
 # By name, for the portable kernel takes them too: ragged ends, more tiles than CTAs, rows
-# without keys, groups of heads; softmax_scale makes tiles overflow that are then done again.
+# without keys, groups of heads, options; softmax_scale makes tiles overflow that are then done
+# again.
 HOPPER_PROBLEMS = [
     "attention_fwd:b1:hq2:sq300:sk200:d64:lse:bf16",
     "attention_fwd:b2:hq4:hkv2:sq150:sk150:d128:causal:lse:bf16",
-    "attention_fwd:b1:hq2:sq130:sk300:d128:causal:lse:f16",
-    "attention_fwd:b1:hq1:sq200:sk60:d96:causal:lse:bf16",
+    "attention_fwd:b1:hq2:sq130:sk300:d128:causal:alibi_slopes[hq]:max_logit:lse:f16",
+    "attention_fwd:b1:hq1:sq200:sk60:d96:causal:sink:max_logit:lse:bf16",
     "attention_fwd:b1:hq2:sq100:sk400:d128:softmax_scale=40:lse:bf16",
-    "attention_fwd:b1:hq1:sq70:sk100:d192:dv128:lse:bf16",
-    "attention_fwd:b2:hq2:sq70:sk100:d64:lines5:cache_batch_idx:lse:bf16",
-    "attention_fwd:b2:hq2:cu_seqlens_q={0,30,240}:cu_seqlens_k={0,40,190}:d64:lse:bf16",
+    "attention_fwd:b1:hq1:sq70:sk100:d192:dv128:dropout_p=0.2:lse:bf16",
+    "attention_fwd:b2:hq2:sq70:sk100:d64:lines5:cache_batch_idx:bias[1,hq,sq,sk]:lse:bf16",
+    "attention_fwd:b2:hq2:cu_seqlens_q={0,30,240}:cu_seqlens_k={0,40,190}:d64:softcap=5:lse:bf16",
     "attention_fwd:b3:hq2:hkv1:cu_seqlens_q={0,150,150,200}:cu_seqlens_k={0,100,160,300}:tq220"
-    ":d128:causal:lse:bf16",
+    ":d128:causal:dropout_p=0.1:alibi_slopes[hq]:lse:bf16",
     "attention_fwd:b3:hq2:hkv1:sq70:sk150:d64:seqused_k={0,140,33}:leftpad_k={0,20,7}:causal:f16",
-    "attention_fwd:b1:hq2:sq300:sk330:d64:window_left=40:window_right=0:lse:bf16",
+    "attention_fwd:b1:hq2:sq300:sk330:d64:window_left=40:window_right=0:alibi_slopes[hq]:lse:bf16",
     "attention_fwd:b1:hq2:sq200:sk330:d128:window_left=100:lse:bf16",
     "attention_fwd:b2:hq2:hkv1:cu_seqlens_q={0,150,300}:cu_seqlens_k={0,100,300}:d64"
-    ":window_left=30:window_right=20:lse:f16",
+    ":window_left=30:window_right=20:attention_chunk=70:lse:f16",
+    "attention_fwd:b1:hq2:sq200:sk330:d64:causal:aux.t[hq,600]:lse:bf16"
+    ":score='score + t[head, q_idx - k_idx + seqlen_k]'",
+    "attention_fwd:b2:hq2:sq300:sk300:d64:aux.t[300]:aux.w[2]:sink:lse:bf16"
+    ":mask='(t[q_idx] > t[k_idx] || k_idx < 2) && k_idx <= q_idx + w[batch]'",
+    "attention_fwd:b1:hq2:sq200:sk300:d128:block_rows=32:block_cols=48:block_counts:block_indices"
+    ":lse:bf16",
+    "attention_fwd:b2:hq2:sq140:sk280:ps16:np70:pp20:d64:block_table:seqused_k={280,70}:causal:lse"
+    ":bf16",
+    "attention_fwd:b2:hq2:sq140:sk512:ps256:np7:pp2:d128:block_table:seqused_k={300,90}:causal"
+    ":bf16",
 ]
 
 
@@ -134,10 +145,12 @@ class EmulatedTest(unittest.TestCase):
         cases.mkdir()
         write_case(cases / "hidden_queries.safetensors", 40, 40, 16, query_offset=-7)
         write_case(cases / "hidden_keys.safetensors", 40, 70, 16, query_offset=12)
+        write_case(cases / "hidden_pairs.safetensors", 40, 150, 16, query_offset=110,
+                   mask="k_idx % 5 != 2", hidden=lambda j: j % 5 == 2)
         for arch in ["80", "90"]:
             result = check(self.folder, self.nvrtc, arch, ["--golden", str(cases)])
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        self.assertRegex(result.stdout, r"attention_fwd_sm90 +2 +0 +0 ")
+        self.assertRegex(result.stdout, r"attention_fwd_sm90 +3 +0 +0 ")
 
     def test_order_of_threads_and_copies_does_not_matter(self):
         for problem in ["attention_fwd:b1:hq1:sq100:sk200:d64:bf16",

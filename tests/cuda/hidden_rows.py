@@ -43,19 +43,21 @@ def gradients(q, k, v, dout, scale, seen):
     return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
 
-def write_case(path, seqlen_q, seqlen_k, head_dim, query_offset):
-    """A causal case; the queries and keys that see nothing, or are not seen, are not finite."""
+def write_case(path, seqlen_q, seqlen_k, head_dim, query_offset, mask="", hidden=lambda j: False):
+    """A causal case; the queries and keys that see nothing, or are not seen, are not finite.
+    `mask`: an expression that leaves the keys for which `hidden` is false."""
     draw = random.Random(5)
     lengths = {"q": seqlen_q, "k": seqlen_k, "v": seqlen_k, "dout": seqlen_q}
     values = {name: [[draw.randint(-12, 12) / 8 for _ in range(head_dim)] for _ in range(length)]
               for name, length in lengths.items()}
     expected = gradients(*values.values(), head_dim ** -0.5,
-                         lambda i, j: j <= i + query_offset)
+                         lambda i, j: j <= i + query_offset and not hidden(j))
     bits = {name: [[bf16_bits(x) for x in row] for row in rows] for name, rows in values.items()}
     for i in range(min(seqlen_q, -query_offset)):
         bits["q"][i] = [NAN] * head_dim
         bits["dout"][i] = [INFINITY] * head_dim
-    for j in range(seqlen_q + query_offset, seqlen_k):
+    behind = seqlen_q + query_offset
+    for j in [j for j in range(seqlen_k) if j >= behind or hidden(j)]:
         bits["k"][j] = [NAN] * head_dim
         bits["v"][j] = [INFINITY] * head_dim
     header, blobs, end = {}, [], 0
@@ -78,7 +80,8 @@ def write_case(path, seqlen_q, seqlen_k, head_dim, query_offset):
     header["__metadata__"] = {
         "case_version": "1", "name": path.stem, "op": "attention", "note": "hidden rows",
         "dtype": "bf16", "plain_err": bounds, "floor": bounds,
-        "options": json.dumps({"causal": True, "query_offset": query_offset})}
+        "options": json.dumps({"causal": True, "query_offset": query_offset}
+                              | ({"mask": mask} if mask else {}))}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))

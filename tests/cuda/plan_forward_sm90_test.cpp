@@ -29,8 +29,7 @@ std::vector<KernelChoice> kernels_of(const std::string& text, const std::string&
 std::string refusal_of(const std::string& text, const std::string& arch = "sm_90a") {
   try {
     const auto kernels = kernels_of(text, "attention_fwd_sm90", arch);
-    EXPECT_EQ(kernels.size(), 1u);
-    EXPECT_EQ(kernels.front().source.stem, "attention_fwd_sm90");
+    EXPECT_EQ(kernels.back().source.stem, "attention_fwd_sm90");
     return {};
   } catch (const Error& error) {
     const std::string all = error.what();
@@ -47,7 +46,11 @@ TEST(Sm90Plan, TakesWhatTheCopyEngineTakes) {
         "attention_fwd:b1:hq4:sq300:d192:dv128:bf16", "attention_fwd:b1:hq4:sq300:d80:bf16",
         "attention_fwd:b2:hq16:cu_seqlens_q={0,300,700}:cu_seqlens_k={0,300,700}:d128:causal:bf16",
         "attention_fwd:b2:hq8:sq300:sk400:d64:seqused_k:leftpad_k:f16",
-        "attention_fwd:b1:hq4:sq9000:d256:bf16", "attention_fwd:b1:hq4:sq9:d256:f16"}) {
+        "attention_fwd:b1:hq4:sq9000:d256:bf16", "attention_fwd:b1:hq4:sq9:d256:f16",
+        "attention_fwd:b1:hq4:sq300:d64:softcap=20:alibi_slopes[hq]:sink:max_logit:bf16",
+        "attention_fwd:b1:hq4:sq300:d64:attention_chunk=9:dropout_p=0.5:bf16",
+        "attention_fwd:b1:hq4:sq300:d64:bias[1,hq,sq,sk]:mask='k_idx % 3 != 1':bf16",
+        "attention_fwd:b2:hq4:sq300:ps16:np99:pp20:d64:block_table:bf16"}) {
     EXPECT_EQ(refusal_of(text), "") << text;
   }
 }
@@ -55,10 +58,12 @@ TEST(Sm90Plan, TakesWhatTheCopyEngineTakes) {
 TEST(Sm90Plan, SaysWhatItLeavesToThePortableKernel) {
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:f32"), "takes f16 and bf16, not f32");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d512:bf16"), "takes head dims up to 256");
-  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:softcap=20:bf16"), "has no softcap yet");
-  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:attention_chunk=9:bf16"),
-            "has no attention_chunk yet");
-  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:dropout_p=0.5:bf16"), "has no dropout yet");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:weights:bf16"), "has no weights yet");
+  EXPECT_EQ(refusal_of("attention_fwd:b2:hq4:sq300:ps12:np99:pp30:d64:block_table:bf16"),
+            "takes pages of 8, 16, ... keys that fill blocks of 64, or that such blocks fill");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:attention_chunk=9:query_offset=900000000"
+                       ":bf16"),
+            "takes attention_chunk with positions below 536870912 only");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:softmax_scale=-1:bf16"),
             "takes a positive softmax_scale only");
   // Rows of 72 bytes are no multiple of 16.
@@ -69,6 +74,23 @@ TEST(Sm90Plan, SaysWhatItLeavesToThePortableKernel) {
 
 std::string chosen_stem(const std::string& text, const std::string& arch = "sm_90a") {
   return kernels_of(text, "", arch).front().source.stem;
+}
+
+TEST(Sm90Plan, PreparesWhatTheKernelReads) {
+  const auto stems = [](const std::string& text) {
+    std::vector<std::string> found;
+    for (const KernelChoice& kernel : kernels_of(text, "sm90")) found.push_back(kernel.source.stem);
+    return found;
+  };
+  using Stems = std::vector<std::string>;
+  EXPECT_EQ(stems("attention_fwd:b1:hq4:sq300:d64:bf16"), Stems{"attention_fwd_sm90"});
+  EXPECT_EQ(stems("attention_fwd:b1:hq4:sq300:d64:max_logit:bf16"),
+            (Stems{"attention_prepare", "attention_fwd_sm90"}));
+  EXPECT_EQ(stems("attention_fwd:b1:hq4:sq300:d64:mask='k_idx % 3 != 1':bf16"),
+            (Stems{"attention_blocks", "attention_fwd_sm90"}));
+  // A band is a mask by position.
+  EXPECT_EQ(stems("attention_fwd:b1:hq4:sq300:d64:mask='k_idx <= q_idx + 3':bf16"),
+            Stems{"attention_fwd_sm90"});
 }
 
 TEST(Sm90Plan, IsChosenOnHopperForWhatItTakes) {
@@ -106,7 +128,7 @@ TEST(Sm90Plan, FitsRegistersAndSharedMemory) {
         const std::string text =
             "attention_fwd:b4:hq8:sq" + std::to_string(seqlen) + ":d" + std::to_string(dim) + rest;
         SCOPED_TRACE(text);
-        const KernelChoice kernel = kernels_of(text, "sm90").front();
+        const KernelChoice kernel = kernels_of(text, "sm90").back();
         EXPECT_TRUE(kernel.overlaps_previous);
         EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta);
         const std::string& config = kernel.source.config;
@@ -128,20 +150,31 @@ TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
   if (!Nvrtc::get()->knows("sm_90a")) GTEST_SKIP() << "this NVRTC does not know sm_90a";
   for (
       const char* text :
-      {"attention_fwd:b4:hq8:sq4096:d64:bf16", "attention_fwd:b4:hq8:sq1024:d64:causal:bf16",
-       "attention_fwd:b4:hq8:sq4096:d128:bf16", "attention_fwd:b4:hq8:sq1024:d128:causal:bf16",
+      {"attention_fwd:b4:hq8:sq4096:d64:bf16",
+       "attention_fwd:b4:hq8:sq1024:d64:causal:bf16",
+       "attention_fwd:b4:hq8:sq4096:d128:bf16",
+       "attention_fwd:b4:hq8:sq1024:d128:causal:bf16",
        "attention_fwd:b4:hq8:sq4096:d128:causal:f16",
        "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d64:bf16",
        "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d128:causal:bf16",
        "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d256:causal:bf16",
        "attention_fwd:b9:hq8:sq700:sk900:d128:seqused_k:f16",
        "attention_fwd:b9:hq8:sq4096:d64:window_left=500:window_right=0:bf16",
-       "attention_fwd:b9:hq8:sq4096:d128:window_left=500:window_right=0:bf16",
        "attention_fwd:b9:hq8:sq4096:d256:window_left=500:window_right=0:bf16",
-       "attention_fwd:b4:hq8:sq4096:d256:bf16"}) {
+       "attention_fwd:b4:hq8:sq4096:d256:bf16",
+       "attention_fwd:b4:hq8:sq4096:d64:causal:alibi_slopes[hq]:bf16",
+       "attention_fwd:b4:hq8:sq4096:d128:causal:alibi_slopes[hq]:sink:bf16",
+       "attention_fwd:b4:hq8:sq4096:d128:causal:softcap=30:max_logit:bf16",
+       "attention_fwd:b4:hq8:sq4096:d256:causal:softcap=30:bf16",
+       "attention_fwd:b4:hq8:sq4096:d64:aux.t[4096]:bf16:mask='t[q_idx] == t[k_idx]'",
+       "attention_fwd:b4:hq8:sq4096:d128:causal:aux.t[9000]:bf16:score='score + t[q_idx - k_idx]'",
+       "attention_fwd:b4:hq8:sq4096:d64:bias[1,hq,sq,sk]:bf16",
+       "attention_fwd:b4:hq8:sq4096:d128:causal:dropout_p=0.1:bf16",
+       "attention_fwd:b4:hq16:sq2048:ps16:np512:pp128:d128:block_table:causal:bf16",
+       "attention_fwd:b4:hq16:sq4096:ps256:np512:pp128:d64:block_table:causal:bf16"}) {
     SCOPED_TRACE(text);
     const CompiledKernel compiled =
-        Nvrtc::get()->compile(program_of(kernels_of(text, "sm90").front().source));
+        Nvrtc::get()->compile(program_of(kernels_of(text, "sm90").back().source));
     EXPECT_EQ(compiled.usage.spill_store_bytes, 0);
     // The assembler's warnings about products that it puts one after the other.
     EXPECT_EQ(compiled.notes, "");

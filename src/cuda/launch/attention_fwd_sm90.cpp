@@ -13,6 +13,8 @@ namespace flashtile::cuda {
 namespace {
 
 constexpr int32_t kChunkColumns = 64;
+constexpr int64_t kFar = int64_t{1} << 30;
+constexpr double kLog2e = 1.4426950408889634;
 
 /// Boxes of 64 columns and `box_rows` rows of one head of (batch, seqlen, heads, dim), or of
 /// (total, heads, dim).
@@ -62,10 +64,14 @@ device::Sm90GridParam grid_param(const AttentionProblem& problem, const Sm90Forw
   return grid;
 }
 
+/// Where all sequences are alike: query q stands at key q + offset.
+int64_t offset_of(const AttentionProblem& problem) {
+  return problem.query_offset.value_or(problem.max_seqlen_k - problem.max_seqlen_q);
+}
+
 /// Row q sees keys up to q + diagonal.
 int diagonal_of(const AttentionProblem& problem) {
-  constexpr int64_t kFar = int64_t{1} << 30;
-  const int64_t offset = problem.query_offset.value_or(problem.max_seqlen_k - problem.max_seqlen_q);
+  const int64_t offset = offset_of(problem);
   const int64_t right = problem.window_right.value_or(0);
   return static_cast<int>(
       std::clamp(std::clamp(offset, -2 * kFar, kFar) + std::min(right, 4 * kFar), -kFar, kFar - 1));
@@ -73,50 +79,70 @@ int diagonal_of(const AttentionProblem& problem) {
 
 /// Row q sees keys from q + lower on.
 int lower_of(const AttentionProblem& problem) {
-  constexpr int64_t kFar = int64_t{1} << 30;
-  const int64_t offset = problem.query_offset.value_or(problem.max_seqlen_k - problem.max_seqlen_q);
+  const int64_t offset = offset_of(problem);
   const int64_t left = problem.window_left.value_or(4 * kFar);
   return static_cast<int>(
       std::clamp(std::clamp(offset, -2 * kFar, kFar) - std::min(left, 4 * kFar), -kFar, kFar - 1));
 }
 
-}  // namespace
-
-void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& plan,
-                      const KernelChoice& kernel, const AttentionArgs& args,
-                      const Context& context) {
-  const CurrentContext current(context);  // tensor maps are made in one
-  char* workspace = device_workspace("attention_fwd", context, plan.workspace_bytes);
+device::Sm90ForwardParams forward_params(const AttentionProblem& problem,
+                                         const Sm90ForwardPlan& plan, const AttentionArgs& args,
+                                         char* workspace) {
   const device::Sm90Shape& shape = plan.tiling.shape;
+  const int key_rows = sm90_page_rows(problem, shape.block_n);
   device::Sm90ForwardParams params;
   params.q = tensor_map(args.q, shape.block_m());
-  params.k = tensor_map(args.k, shape.block_n);
-  params.v = tensor_map(args.v, shape.block_n);
+  params.k = tensor_map(args.k, key_rows);
+  params.v = tensor_map(args.v, key_rows);
   params.out = tensor_map(args.out, shape.block_m());
-  params.lse = row_scalars_param(args.lse);
   params.grid = grid_param(problem, plan, workspace);
-  params.lengths = lengths_param(problem, args);
-  params.position = position_param(problem);
-  params.out_rows = rows_param(args.out);
-  params.num_heads = static_cast<int>(problem.num_heads);
-  params.head_dim_v = static_cast<int>(problem.head_dim_v);
+  params.call = attention_params(problem, args);
+  params.call.grid.num_m_blocks = params.grid.num_m_blocks;
+  params.call.blocks =
+      blocks_param(args, plan.blocks, region_at<unsigned int>(workspace, plan.listed),
+                   region_at<unsigned int>(workspace, plan.map));
   params.seqlen_q = static_cast<int>(problem.max_seqlen_q);
   params.seqlen_k = static_cast<int>(problem.max_seqlen_k);
   params.diagonal = diagonal_of(problem);
-  if (plan.has_diagonal) {
+  if (problem.window_right) {
     params.seqlen_k = std::clamp(params.seqlen_q + params.diagonal, 0, params.seqlen_k);
   }
   params.lower = lower_of(problem);
-  params.scale = static_cast<float>(problem.softmax_scale * 1.4426950408889634);
-  const Function& function = get_kernel(kernel.source, context);
+  params.offset = static_cast<int>(std::clamp<int64_t>(offset_of(problem), -kFar / 2, kFar / 2));
+  params.chunk =
+      static_cast<int>(std::clamp<int64_t>(problem.attention_chunk.value_or(1), 1, kFar - 1));
+  const double natural = problem.softcap.value_or(problem.softmax_scale);
+  params.scale = static_cast<float>(natural * kLog2e);
+  return params;
+}
+
+}  // namespace
+
+void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& plan,
+                      std::span<const KernelChoice> kernels, const AttentionArgs& args,
+                      const Context& context) {
+  const CurrentContext current(context);  // tensor maps are made in one
+  char* workspace = device_workspace("attention_fwd", context, plan.workspace_bytes);
+  device::Sm90ForwardParams params = forward_params(problem, plan, args, workspace);
+  ExpressionArguments expressions(problem, args);
+  // All are found before the first one runs.
+  std::vector<const Function*> functions;
+  for (const KernelChoice& kernel : kernels) {
+    functions.push_back(&get_kernel(kernel.source, context));
+  }
   if (plan.num_taken.bytes > 0) fill_bytes(params.grid.num_taken, 0, 4, context);
-  launch(function, launch_shape(kernel), context, params);
+  for (size_t n = 0; n < kernels.size(); ++n) {
+    const bool is_last = n + 1 == kernels.size();
+    void* first = is_last ? static_cast<void*>(&params) : static_cast<void*>(&params.call);
+    void* arguments[] = {first, expressions.data()};
+    launch(*functions[n], launch_shape(kernels[n]), context, arguments);
+  }
 }
 
 void launch_attention_fwd_sm90(const AttentionProblem& problem, const AttentionPlan& plan,
                                const AttentionArgs& args, const Context& context) {
   const auto& forward = *static_cast<const Sm90ForwardPlan*>(plan.details.get());
-  launch_sm90_plan(problem, forward, plan.kernels.front(), args, context);
+  launch_sm90_plan(problem, forward, plan.kernels, args, context);
 }
 
 }  // namespace flashtile::cuda

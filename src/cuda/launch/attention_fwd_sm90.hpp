@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
+
 #include "cuda/plan/attention_fwd_sm90_plan.hpp"
 #include "flashtile/context.hpp"
 #include "ops/attention/args.hpp"
@@ -13,7 +15,7 @@ void launch_attention_fwd_sm90(const AttentionProblem& problem, const AttentionP
 
 /// The same for a plan with another tile shape.
 void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& plan,
-                      const KernelChoice& kernel, const AttentionArgs& args,
+                      std::span<const KernelChoice> kernels, const AttentionArgs& args,
                       const Context& context);
 
 }  // namespace flashtile::cuda

@@ -84,10 +84,8 @@ void take_workspace(const AttentionProblem& problem, ForwardPlan& plan) {
     plan.partial_lse = regions.take(num_rows * 4);
   }
   const BlockMapPlan& blocks = plan.blocks;
-  plan.listed = regions.take(blocks.list_batches * blocks.list_heads * blocks.list_rows *
-                             blocks.list_words * 4);
-  plan.map = regions.take(blocks.map_batches * blocks.map_heads * plan.num_m_blocks *
-                          blocks.map_words * 4);
+  plan.listed = regions.take(blocks.list_bytes());
+  plan.map = regions.take(blocks.map_bytes(plan.num_m_blocks));
   if (problem.rotary_dim > 0) {
     plan.turned_q = regions.take(problem.total_q * problem.num_heads * problem.head_dim *
                                  dtype_bytes(problem.dtype));
@@ -200,10 +198,8 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
                                           const ForwardPlan& plan) {
   std::vector<KernelChoice> kernels;
   const BlockMapPlan& blocks = plan.blocks;
-  const int64_t num_lines = blocks.list_batches * blocks.list_heads * blocks.list_rows;
-  if (num_lines > 0 || problem.wants_max_logit) {
-    kernels.push_back(strided_kernel(problem, "attention_prepare", "",
-                                     std::max(num_lines, problem.num_heads / 32)));
+  if (blocks.num_lines() > 0 || problem.wants_max_logit) {
+    kernels.push_back(prepare_kernel(problem, blocks.num_lines()));
   }
   if (problem.has_new_keys) {
     const int64_t rows =

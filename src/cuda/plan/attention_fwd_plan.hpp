@@ -32,6 +32,12 @@ struct BlockMapPlan {
   bool is_on = false;
   int64_t map_batches = 0, map_heads = 0, map_words = 0;
   int64_t list_batches = 0, list_heads = 0, list_rows = 0, list_cols = 0, list_words = 0;
+
+  int64_t num_lines() const { return list_batches * list_heads * list_rows; }
+  int64_t list_bytes() const { return num_lines() * list_words * 4; }
+  int64_t map_bytes(int64_t num_m_blocks) const {
+    return map_batches * map_heads * num_m_blocks * map_words * 4;
+  }
 };
 
 /// The plan with its parts, as the launcher needs them.

@@ -6,6 +6,7 @@
 
 #include "cuda/plan/attention_config.hpp"
 #include "cuda/plan/kernel_plan.hpp"
+#include "cuda/plan/user_expressions.hpp"
 
 namespace flashtile::cuda {
 namespace {
@@ -16,21 +17,15 @@ constexpr int64_t kMaxHeadDim = 256;
 /// Positions and their sums with a diagonal are 32-bit integers in the kernel.
 constexpr int64_t kMaxSeqlen = (int64_t{1} << 30) - 512;
 constexpr int64_t kMib = int64_t{1} << 20;
+/// With the kernel's other arguments in 4 KiB.
+constexpr size_t kMostAux = 12;
+constexpr size_t kMostScalars = 32;
 
 /// The name of an option that the kernel does not have.
 std::string_view missing_option(const AttentionProblem& problem) {
   const std::pair<bool, std::string_view> options[] = {
-      {problem.page_size > 0 || problem.has_block_table, "paged keys"},
       {problem.has_new_keys || problem.rotary_dim > 0, "new keys or rotary embedding"},
-      {problem.attention_chunk.has_value(), "attention_chunk"},
-      {problem.softcap.has_value(), "softcap"},
-      {problem.has_alibi, "alibi_slopes"},
-      {bool(problem.bias), "bias"},
-      {problem.has_sink, "sink"},
-      {!problem.user_score.empty() || !problem.user_mask.empty(), "expressions"},
-      {problem.has_block_list, "lists of blocks"},
-      {problem.dropout.is_on, "dropout"},
-      {problem.wants_max_logit || problem.wants_weights, "max_logit or weights"},
+      {problem.wants_weights, "weights"},
   };
   for (const auto& [is_on, name] : options) {
     if (is_on) return name;
@@ -55,9 +50,68 @@ bool lengths_differ(const AttentionProblem& problem) {
   return problem.is_packed_q || problem.is_packed_k || problem.has_seqused || problem.has_leftpad;
 }
 
+/// Device memory says which keys rows see.
+bool has_own_lengths(const AttentionProblem& problem) {
+  const MaskParts mask = split_mask(problem.user_mask);
+  return lengths_differ(problem) || problem.page_size > 0 || !mask.lower.empty() ||
+         !mask.upper.empty();
+}
+
+/// What each tile has to know of its sequence.
+bool needs_sequence(const ScoreFlags& flags, const AttentionProblem& problem) {
+  return flags.has_alibi || flags.has_user_score || bool(flags.bias != DType::kNone) ||
+         flags.has_block_map() || problem.dropout.is_on;
+}
+
+/// Natural logits are made one by one (LogitKind::kIsGeneral).
+bool is_general(const ScoreFlags& flags) {
+  return flags.bias != DType::kNone || flags.has_user_score;
+}
+
+/// Two neighbours of each row of the bias are one aligned load.
+bool has_pairs_of_bias(const AttentionProblem& problem) {
+  const TensorLayout& bias = problem.bias;
+  if (!bias || problem.has_leftpad || bias.strides[3] != 1) return false;
+  const int64_t bytes = 2 * dtype_bytes(bias.dtype);
+  bool is_aligned = bias.address_alignment >= bytes;
+  for (size_t d = 0; d < 3; ++d) {
+    is_aligned = is_aligned && (bias.shape[d] == 1 || bias.strides[d] % 2 == 0);
+  }
+  return is_aligned;
+}
+
+/// Some number near the largest logit of a row has to be subtracted. One that stays serves bf16 as
+/// long as later logits are not far from the first ones; of those that options make, nobody knows.
+Sm90Reference choose_reference(const AttentionProblem& problem, const ScoreFlags& flags) {
+  if (problem.dtype != DType::kBF16 || is_general(flags)) return Sm90Reference::kMaximum;
+  // With ALiBi logits fall where keys go away from the query, and rise before that.
+  const bool is_causal = problem.window_right == 0;
+  if (flags.has_alibi && (!is_causal || problem.wants_max_logit)) return Sm90Reference::kMaximum;
+  return Sm90Reference::kFirstBlock;
+}
+
+/// What the kernel does not take of pages.
+std::string refuse_pages(const AttentionProblem& problem) {
+  if (problem.page_size == 0) return {};
+  const int block_n = choose_sm90_tiling(problem).shape.block_n;
+  const int64_t rest =
+      problem.page_size < block_n ? block_n % problem.page_size : problem.page_size % block_n;
+  if (problem.page_size % 8 != 0 || rest != 0) {
+    return "takes pages of 8, 16, ... keys that fill blocks of " + std::to_string(block_n) +
+           ", or that such blocks fill";
+  }
+  if (problem.has_leftpad) return "takes no leftpad_k with pages";
+  return problem.total_k == 0 ? "takes no empty tensors" : "";
+}
+
 int padded_head_dim(int64_t head_dim) { return static_cast<int>(round_up(head_dim, 64)); }
 
 }  // namespace
+
+int sm90_page_rows(const AttentionProblem& problem, int block_n) {
+  return problem.page_size > 0 ? static_cast<int>(std::min<int64_t>(problem.page_size, block_n))
+                               : block_n;
+}
 
 std::string refuse_attention_fwd_sm90(const AttentionProblem& problem) {
   std::string refusal = refuse_attention(problem);
@@ -88,6 +142,18 @@ std::string refuse_attention_fwd_sm90(const AttentionProblem& problem) {
   if (problem.is_packed_q && problem.head_dim_v % 8 != 0) {
     return "takes packed rows of whole multiples of 16 bytes";
   }
+  constexpr int64_t kNear = int64_t{1} << 29;
+  if (problem.attention_chunk && std::max({std::abs(problem.query_offset.value_or(0)),
+                                           problem.max_seqlen_q, problem.max_seqlen_k}) >= kNear) {
+    return "takes attention_chunk with positions below " + std::to_string(kNear) + " only";
+  }
+  const ExpressionInputs inputs = expression_inputs(problem);
+  if (inputs.aux.size() > kMostAux || inputs.params.size() > kMostScalars) {
+    return "takes at most " + std::to_string(kMostAux) + " aux tensors and " +
+           std::to_string(kMostScalars) + " scalar parameters";
+  }
+  refusal = refuse_pages(problem);
+  if (!refusal.empty()) return refusal;
   constexpr int64_t kMaxTiles = int64_t{1} << 30;
   if (problem.batch_size * problem.num_heads > kMaxTiles / ceil_div(problem.max_seqlen_q, 64)) {
     return "takes at most " + std::to_string(kMaxTiles) + " blocks of 64 queries";
@@ -119,49 +185,61 @@ std::string leave_to_portable(const AttentionProblem& problem) {
 }
 
 Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
+  const ScoreFlags flags(problem);
   Sm90Tiling tiling;
   device::Sm90Shape& shape = tiling.shape;
   shape.head_dim = padded_head_dim(problem.head_dim);
   shape.head_dim_v = padded_head_dim(problem.head_dim_v);
   const int largest = std::max(shape.head_dim, shape.head_dim_v);
-  const bool is_causal = problem.window_right.has_value();
-  const bool is_bf16 = problem.dtype == DType::kBF16;
   const bool is_short = problem.max_seqlen_k <= 2048;
   // Taking tiles costs a memset in front; dealing tiles of unequal length out in turns costs more.
-  tiling.is_dynamic = is_causal || lengths_differ(problem);
+  tiling.is_dynamic = problem.window_right.has_value() || problem.attention_chunk ||
+                      has_own_lengths(problem) || flags.has_block_map();
   tiling.section_bytes = (problem.max_seqlen_k <= 512 ? 8 : 32) * kMib;
-  if (is_bf16) tiling.reference = Sm90Reference::kFirstBlock;
+  tiling.reference = choose_reference(problem, flags);
+  const bool follows = tiling.reference == Sm90Reference::kMaximum;
+  // Registers for more than an exponential of each score.
+  const bool is_heavy = is_general(flags) || flags.has_softcap || problem.dropout.is_on;
+  const bool finds_pages = problem.page_size > 0;
   if (largest <= 64) {
-    shape.num_warpgroups = is_short ? 4 : 3;
-    shape.block_n = is_short ? 64 : 128;
-    shape.num_stages = is_short ? 4 : 2;
-    tiling.copy_registers = 32;
-    tiling.compute_registers = is_short ? 112 : 160;
+    shape.num_warpgroups = is_short && !finds_pages ? 4 : 3;
+    shape.block_n = is_short || is_heavy || finds_pages ? 64 : 128;
+    shape.num_stages = shape.block_n == 64 ? 4 : 2;
+    tiling.copy_registers = finds_pages ? 56 : 32;
+    tiling.compute_registers = finds_pages ? 152 : is_short ? 112 : 160;
     return tiling;
   }
-  tiling.copy_registers = 40;
-  tiling.compute_registers = 232;
+  tiling.copy_registers = finds_pages ? 56 : 40;
+  tiling.compute_registers = finds_pages ? 224 : 232;
   if (largest <= 128) {
-    tiling.query_in_registers = true;
-    tiling.holds_back = is_bf16;
-    if (is_bf16 && is_short) tiling.reference = Sm90Reference::kZero;
+    tiling.query_in_registers = !is_heavy;
+    tiling.holds_back = !follows && !is_heavy;
+    const bool is_bare = !flags.has_options && !flags.has_block_map();
+    if (!follows && is_short && is_bare) tiling.reference = Sm90Reference::kZero;
     return tiling;
   }
   shape.num_query_buffers = 1;
-  shape.block_n = problem.max_seqlen_k <= 8192 ? 64 : 80;
+  shape.block_n = problem.max_seqlen_k <= 8192 || is_heavy || finds_pages ? 64 : 80;
   tiling.takes_turns = false;
   return tiling;
 }
 
 Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling& tiling) {
+  const ScoreFlags flags(problem);
   Sm90ForwardPlan plan;
   plan.tiling = tiling;
-  plan.has_diagonal = problem.window_right.has_value();
-  plan.has_lengths = lengths_differ(problem);
+  plan.has_diagonal =
+      problem.window_right.has_value() || !split_mask(problem.user_mask).upper.empty();
+  plan.has_lengths = has_own_lengths(problem);
+  // A NaN among values that masks hide, or logits that overflow, show in the result.
+  plan.can_fail =
+      tiling.reference != Sm90Reference::kMaximum || is_general(flags) || flags.has_block_map();
   plan.num_m_blocks = ceil_div(problem.max_seqlen_q, tiling.shape.block_m());
   plan.num_pairs = problem.batch_size * problem.num_heads;
   plan.num_tiles = plan.num_m_blocks * plan.num_pairs;
   plan.num_ctas = std::min<int64_t>(plan.num_tiles, problem.gpu->num_sms);
+  plan.blocks =
+      make_block_map_plan(problem, plan.num_m_blocks, tiling.shape.block_n, problem.num_heads);
   if (plan.has_diagonal) {
     const int64_t head_bytes =
         (problem.is_packed_k ? ceil_div(problem.total_k, problem.batch_size) + 1
@@ -172,42 +250,61 @@ Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling
   }
   WorkspaceRegions regions;
   if (tiling.is_dynamic) plan.num_taken = regions.take(4);
-  if (tiling.reference != Sm90Reference::kMaximum) {
-    plan.next_failed = regions.take(plan.num_tiles * 4);
-  }
+  if (plan.can_fail) plan.next_failed = regions.take(plan.num_tiles * 4);
+  plan.listed = regions.take(plan.blocks.list_bytes());
+  plan.map = regions.take(plan.blocks.map_bytes(plan.num_m_blocks));
   plan.workspace_bytes = regions.used();
   return plan;
 }
 
-KernelChoice sm90_kernel(const AttentionProblem& problem, const Sm90ForwardPlan& plan) {
+std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
+                                       const Sm90ForwardPlan& plan) {
+  const ScoreFlags flags(problem);
   const Sm90Tiling& tiling = plan.tiling;
   const device::Sm90Shape& shape = tiling.shape;
   const std::string_view references[] = {"kMaximum", "kFirstBlock", "kZero"};
-  std::string config =
-      "#include \"cuda/device/params/sm90_params.hpp\"\n"
-      "#include \"cuda/device/ptx/convert.cuh\"\nstruct Config {\n"
-      "  using Element = flashtile::device::Element;\n"
+  const MaskParts mask = split_mask(problem.user_mask);
+  const std::string config =
+      config_preamble(problem) +
+      "#include \"cuda/device/params/sm90_params.hpp\"\nstruct Config {\n" + flags.text(problem) +
       "  using Reference = flashtile::device::Sm90Reference;\n" +
-      config_element("kElement", problem.dtype) + config_int("kHeadDim", shape.head_dim) +
-      config_int("kHeadDimV", shape.head_dim_v) + config_int("kBlockN", shape.block_n) +
+      config_int("kHeadDim", shape.head_dim) + config_int("kHeadDimV", shape.head_dim_v) +
+      config_int("kBlockM", shape.block_m()) + config_int("kBlockN", shape.block_n) +
       config_int("kNumWarpgroups", shape.num_warpgroups) +
       config_int("kNumStages", shape.num_stages) +
       config_int("kNumQueryBuffers", shape.num_query_buffers) +
       "  static constexpr Reference kReference = Reference::" +
       std::string(references[static_cast<size_t>(tiling.reference)]) + ";\n" +
-      config_bool("kHasDiagonal", plan.has_diagonal) +
-      config_bool("kHasLower", problem.window_left.has_value()) +
-      config_bool("kHasLengths", plan.has_lengths) + config_bool("kPackedQ", problem.is_packed_q) +
+      config_bool("kCanFail", plan.can_fail) + config_bool("kHasDiagonal", plan.has_diagonal) +
+      config_bool("kHasLower", problem.window_left.has_value() || !mask.lower.empty()) +
+      config_bool("kHasChunk", problem.attention_chunk.has_value()) +
+      config_bool("kHasLengths", plan.has_lengths) +
+      config_bool("kNeedsSequence", needs_sequence(flags, problem)) +
+      config_bool("kIsMapped", flags.has_block_map()) +
+      config_bool("kPackedQ", problem.is_packed_q) + config_bool("kPackHeads", false) +
+      config_bool("kPaged", problem.page_size > 0) +
+      config_int("kPageRows", sm90_page_rows(problem, shape.block_n)) +
+      config_bool("kBiasInPairs", has_pairs_of_bias(problem)) +
+      config_bool("kHasSink", problem.has_sink) +
+      config_bool("kWantsMaxLogit", problem.wants_max_logit) +
       config_bool("kIsDynamic", tiling.is_dynamic) +
       config_bool("kQueryInRegisters", tiling.query_in_registers) +
       config_bool("kTakesTurns", tiling.takes_turns) +
       config_bool("kHoldsBack", tiling.holds_back) +
       config_int("kCopyRegisters", tiling.copy_registers) +
       config_int("kComputeRegisters", tiling.compute_registers) + "};\n";
-  KernelChoice kernel = tile_kernel(problem, "attention_fwd_sm90", std::move(config), plan.num_ctas,
-                                    shape.num_threads(), shape.shared_bytes());
-  kernel.overlaps_previous = true;
-  return kernel;
+  std::vector<KernelChoice> kernels;
+  const int64_t num_lines = plan.blocks.num_lines();
+  if (num_lines > 0 || problem.wants_max_logit) {
+    kernels.push_back(prepare_kernel(problem, num_lines));
+  }
+  if (plan.blocks.is_on) {
+    kernels.push_back(block_map_kernel(problem, plan.blocks, plan.num_m_blocks, config));
+  }
+  kernels.push_back(tile_kernel(problem, "attention_fwd_sm90", config, plan.num_ctas,
+                                shape.num_threads(), shape.shared_bytes()));
+  kernels.back().overlaps_previous = true;
+  return kernels;
 }
 
 AttentionPlan plan_attention_fwd_sm90(const AttentionProblem& problem) {
@@ -218,7 +315,7 @@ AttentionPlan plan_attention_fwd_sm90(const AttentionProblem& problem) {
   plan.block_n = forward.tiling.shape.block_n;
   plan.num_tasks = forward.num_tiles;
   plan.workspace_bytes = forward.workspace_bytes;
-  plan.kernels = {sm90_kernel(problem, forward)};
+  plan.kernels = sm90_kernels(problem, forward);
   plan.details = std::make_shared<const Sm90ForwardPlan>(forward);
   return plan;
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cuda/device/params/sm90_params.hpp"
 #include "cuda/plan/attention_fwd_plan.hpp"
@@ -34,7 +35,9 @@ struct Sm90ForwardPlan {
   int64_t section_pairs = 1;
   int64_t num_tiles = 0;
   int64_t num_ctas = 0;
-  WorkspaceRegion num_taken, next_failed;
+  bool can_fail = false;  ///< tiles may have to be worked out again
+  BlockMapPlan blocks;
+  WorkspaceRegion num_taken, next_failed, listed, map;
   int64_t workspace_bytes = 0;
 };
 
@@ -46,11 +49,15 @@ std::string leave_to_portable(const AttentionProblem& problem);
 
 Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem);
 
+/// Rows of keys that one copy takes: all of a block, or a page's.
+int sm90_page_rows(const AttentionProblem& problem, int block_n);
+
 /// With a shape from outside, for tuning and tests.
 Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling& tiling);
 
-/// The kernel with its generated Config.
-KernelChoice sm90_kernel(const AttentionProblem& problem, const Sm90ForwardPlan& plan);
+/// The kernel with its generated Config, behind those that prepare what it reads.
+std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
+                                       const Sm90ForwardPlan& plan);
 
 AttentionPlan plan_attention_fwd_sm90(const AttentionProblem& problem);
 

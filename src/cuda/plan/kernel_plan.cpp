@@ -54,6 +54,11 @@ KernelChoice strided_kernel(const AttentionProblem& problem, std::string stem, s
   return tile_kernel(problem, std::move(stem), std::move(config), num_ctas, 32 * kWarps, 0);
 }
 
+KernelChoice prepare_kernel(const AttentionProblem& problem, int64_t num_lines) {
+  return strided_kernel(problem, "attention_prepare", "",
+                        std::max(num_lines, problem.num_heads / 32));
+}
+
 KernelChoice block_map_kernel(const AttentionProblem& problem, const BlockMapPlan& blocks,
                               int64_t num_m_blocks, std::string config) {
   constexpr int64_t kMostCtas = 1 << 16;

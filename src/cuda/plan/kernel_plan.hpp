@@ -28,6 +28,9 @@ KernelChoice tile_kernel(const AttentionProblem& problem, std::string stem, std:
 KernelChoice strided_kernel(const AttentionProblem& problem, std::string stem, std::string config,
                             int64_t num_items);
 
+/// The kernel that clears max_logit, and makes bits of the lines of block lists.
+KernelChoice prepare_kernel(const AttentionProblem& problem, int64_t num_lines);
+
 /// The kernel that makes the map of blocks.
 KernelChoice block_map_kernel(const AttentionProblem& problem, const BlockMapPlan& blocks,
                               int64_t num_m_blocks, std::string config);

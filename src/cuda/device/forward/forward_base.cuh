@@ -34,15 +34,10 @@ struct ForwardBase {
   static constexpr int kTilesV = kOwnCols / 8;
   static constexpr int kSlice = Config::kSlice;
   static constexpr int kNumSlices = Config::kBlockN / (kSlice * Config::kWarpsN);
-  /// Logits are natural and made one by one: float32, or what is known of each pair alone.
-  static constexpr bool kIsGeneral =
-      Config::kHasScoreOptions &&
-      (Config::kElement == Element::kF32 || Config::kBias != Element::kNone ||
-       Config::Expressions::kHasScore || !(Config::kHasSoftcap || Config::kHasAlibi));
-  /// Otherwise: capped ones are tanh(...), and the cap a part of the scale; ALiBi adds a straight
-  /// line of columns to the exponents of a row, as long as all keys lie on one side of the queries.
-  static constexpr bool kIsCapped = Config::kHasSoftcap && !kIsGeneral;
-  static constexpr bool kIsTilted = Config::kHasAlibi && !kIsGeneral;
+  using Kind = LogitKind<Config>;
+  static constexpr bool kIsGeneral = Kind::kIsGeneral;
+  static constexpr bool kIsCapped = Kind::kIsCapped;
+  static constexpr bool kIsTilted = Kind::kIsTilted;
   /// bf16 and TF32 have float32's exponents.
   static constexpr bool kFixedReference = Config::kElement != Element::kF16;
   /// Products with the scale may overflow; or float32, where a large logit less itself must be 0.
@@ -214,14 +209,13 @@ struct ForwardBase {
     return treatment;
   }
 
-  /// Whether the user's score reads nothing outside of its tensors for any pair of a block. Its
-  /// indices are linear in query and key, so that the corners tell; by all lanes.
+  /// Of any pair of a block; by all lanes.
   FLASHTILE_DEVICE bool reads_inside(int n_block) const {
-    const int lane = lane_idx();
     const int last = rows.is_there(Config::kBlockM - 1) ? Config::kBlockM - 1 : 0;
-    const int key = n_block * Config::kBlockN + ((lane & 2) != 0 ? Config::kBlockN - 1 : 0);
-    const Pair corner = rules.pair(rows.head_of(0), rows.q_idx((lane & 1) != 0 ? last : 0), key);
-    return all_lanes(last > 0 && Config::Expressions::score_is_inside(rules.user, corner));
+    const bool is_inside =
+        score_reads_inside(rules, rows.head_of(0), rows.q_idx(0), rows.q_idx(last),
+                           n_block * Config::kBlockN, (n_block + 1) * Config::kBlockN - 1);
+    return last > 0 && is_inside;
   }
 
   /// How far a row's query lies behind the lane's first key of a slice. Rows that are not there may
@@ -245,58 +239,10 @@ struct ForwardBase {
     return (kIsCapped ? params.softcap : params.softmax_scale) * kLog2e;
   }
 
-  /// Products become tanh of what they are of the cap. Where all are below most of it, which is the
-  /// rule, a polynomial does that: special functions are what the kernel waits for.
-  FLASHTILE_DEVICE void cap(Scores& scores) const {
-    const float factor = params.softmax_scale * params.inverse_softcap;
-    float largest[2] = {};
-    FLASHTILE_UNROLL
-    for (int m = 0; m < kTilesM; ++m) {
-      FLASHTILE_UNROLL
-      for (int n = 0; n < kSlice / 8; ++n) {
-        FLASHTILE_UNROLL
-        for (int r = 0; r < 4; ++r) {
-          scores[m][n][r] *= factor;
-          largest[r % 2] = larger(largest[r % 2], absolute(scores[m][n][r]));
-        }
-      }
-    }
-    if (all_lanes(larger(largest[0], largest[1]) <= kSmallTanh)) {
-      squash_all<true>(scores);
-    } else {
-      squash_all<false>(scores);
-    }
-  }
-
-  template <bool kIsSmall>
-  FLASHTILE_DEVICE void squash_all(Scores& scores) const {
-    FLASHTILE_UNROLL
-    for (int m = 0; m < kTilesM; ++m) {
-      FLASHTILE_UNROLL
-      for (int n = 0; n < kSlice / 8; ++n) {
-        FLASHTILE_UNROLL
-        for (int r = 0; r < 4; ++r) {
-          float& x = scores[m][n][r];
-          x = kIsSmall ? tanh_of_small(x) : rules.squash(x);
-        }
-      }
-    }
-  }
-
   /// Logits in log2 units with ALiBi.
   FLASHTILE_DEVICE void level(Scores& scores, int first_key) const {
-    const float factor = tilted_factor();
-    for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int) {
-      const float distance = distance_of(m, half, first_key);
-      FLASHTILE_UNROLL
-      for (int n = 0; n < kSlice / 8; ++n) {
-        FLASHTILE_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          float& x = scores[m][n][half * 2 + e];
-          const float tilt = slope_of(m, half) * absolute(distance - static_cast<float>(n * 8 + e));
-          x = fused_multiply_add(x, factor, tilt);
-        }
-      }
+    level_scores<kTilesM, kSlice>(scores, tilted_factor(), [&](int m, int half) -> TiltedRow {
+      return {slope_of(m, half), distance_of(m, half, first_key)};
     });
   }
 
@@ -314,7 +260,7 @@ struct ForwardBase {
                                                      first_key);
       }
     }
-    if constexpr (kIsCapped) cap(scores);
+    if constexpr (kIsCapped) cap_scores<Config, kTilesM, kSlice>(scores, params);
     if constexpr (kIsTilted) {
       if (!kIsPlain && treatment.follows) level(scores, first_key);
     }

@@ -18,7 +18,8 @@ struct RowSoftmax {
   static constexpr float kSmallestSum = 8.2718061e-25f;  // 2^-80
 
   float reference[2];
-  float sum[2];  ///< of the lane's own columns
+  float sum[2];      ///< of the lane's own columns
+  float largest[2];  ///< logit of the lane's own columns, where it is asked for; NaN stays
 
   /// `follows`: the reference is a maximum, of no key at first.
   FLASHTILE_DEVICE void reset(bool follows) {
@@ -26,7 +27,21 @@ struct RowSoftmax {
     for (int half = 0; half < 2; ++half) {
       reference[half] = follows ? -infinity() : 0.0f;
       sum[half] = 0.0f;
+      largest[half] = -infinity();
     }
+  }
+
+  template <int kCount>
+  FLASHTILE_DEVICE void track_largest(const float (&logits)[kCount]) {
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      largest[i / 2 % 2] = larger_or_nan(largest[i / 2 % 2], logits[i]);
+    }
+  }
+
+  /// True when every row of the warp has seen a key in a block that references follow.
+  FLASHTILE_DEVICE bool is_settled() const {
+    return all_lanes(reference[0] != -infinity() && reference[1] != -infinity());
   }
 
   /// Moves references that lie too far below the logits. True in all lanes of the warp where one
@@ -73,6 +88,38 @@ struct RowSoftmax {
         logits[i] = exp2_approx(fused_multiply_add(logits[i], scale, shift[half]));
       }
       sum[half] += logits[i];
+    }
+  }
+
+  /// The same where a logit's product with the scale may overflow.
+  template <int kCount>
+  FLASHTILE_DEVICE void weigh_wide(float (&logits)[kCount], float scale) {
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const int half = i / 2 % 2;
+      const float base = reference[half] == -infinity() ? 0.0f : reference[half];
+      logits[i] = exp2_approx((logits[i] - base) * scale);
+      sum[half] += logits[i];
+    }
+  }
+
+  /// The same for products times `factor`, with a straight line of columns in log2 units: `slope`
+  /// for each, and `offsets` at the lane's first column. References are in log2 units.
+  template <int kCount>
+  FLASHTILE_DEVICE void weigh_tilted(float (&products)[kCount], float factor, float slope,
+                                     const float (&offsets)[2]) {
+    float shift[2];
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      shift[half] = offsets[half] - (reference[half] == -infinity() ? 0.0f : reference[half]);
+    }
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const int half = i / 2 % 2;
+      const float column = static_cast<float>(i / 4 * 8 + i % 2);
+      const float tilt = fused_multiply_add(slope, column, shift[half]);
+      products[i] = exp2_approx(fused_multiply_add(products[i], factor, tilt));
+      sum[half] += products[i];
     }
   }
 

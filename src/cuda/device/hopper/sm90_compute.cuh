@@ -5,9 +5,10 @@
 // the tensor cores. At the end of a tile the block before is that of another tile.
 #pragma once
 
+#include "cuda/device/epilogue/max_logit.cuh"
 #include "cuda/device/hopper/row_softmax.cuh"
-#include "cuda/device/hopper/sm90_memory.cuh"
-#include "cuda/device/ptx/warpgroup.cuh"
+#include "cuda/device/hopper/sm90_scores.cuh"
+#include "cuda/device/ptx/exchange.cuh"
 #include "cuda/device/ptx/wgmma.cuh"
 
 namespace flashtile::device {
@@ -16,12 +17,17 @@ template <class Config>
 struct Sm90Compute {
   using Memory = Sm90Memory<Config>;
   using Softmax = RowSoftmax<Config::kReference>;
+  using Keys = Sm90Keys<Config>;
+  using Scores = Sm90Scores<Config>;
   static constexpr auto kShape = Memory::kShape;
   static constexpr int kBlockN = Config::kBlockN;
   static constexpr int kHeadDim = Config::kHeadDim;
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr bool kFollows = Config::kReference == Sm90Reference::kMaximum;
-  static constexpr bool kHasFailures = !kFollows;
+  /// Blocks without masks need no reference that follows: a loop of their own, where they are known
+  /// before their keys are there and the text is short.
+  static constexpr bool kHasPlainLoop =
+      !kFollows && !Config::kIsMapped && !Scores::Kind::kIsCapped && !Config::kHasDropout;
   using ScoreProduct = WarpgroupProduct<Config::kElement, kBlockN>;
   using ValueProduct = WarpgroupProduct<Config::kElement, kHeadDimV>;
 
@@ -33,8 +39,14 @@ struct Sm90Compute {
   uint32 num_tiles = 0;
 
   Sm90Tile tile;
+  Scores rules;
+  /// The key block whose products have been started last. Weights are of it, or of the one before.
+  int n_block;
+  bool is_last;            ///< of its tile, where the loader chooses blocks
+  Cover cover;             ///< what masks other than by position leave of it
   int end_of_plain;        ///< key blocks before this need neither mask nor reference
   int begin_of_plain = 0;  ///< those from this one on
+  int first_of_tile = 0;   ///< the block that is visited last
 
   float scores[kBlockN / 2];
   float acc[kHeadDimV / 2];
@@ -43,7 +55,9 @@ struct Sm90Compute {
   int adds = 0;  ///< 0: the next values are the first of a tile
   Softmax softmax;
 
-  FLASHTILE_DEVICE Sm90Compute(const Sm90ForwardParams& p, const Memory& m) : params(p), memory(m) {
+  FLASHTILE_DEVICE Sm90Compute(const Sm90ForwardParams& p,
+                               const typename Config::Expressions::Params& user, const Memory& m)
+      : params(p), memory(m), rules(p, user) {
     group = warp_idx() / 4 - 1;
     FLASHTILE_UNROLL
     for (int i = 0; i < kHeadDimV / 2; ++i) acc[i] = 0.0f;
@@ -54,45 +68,21 @@ struct Sm90Compute {
   FLASHTILE_DEVICE static int tile_row(int thread, int number) {
     return (thread / kWarpSize - 4) * 16 + number;
   }
-  FLASHTILE_DEVICE static int first_row(const Sm90Tile& of) {
-    return of.m_block * kShape.block_m();
-  }
-  /// Keys from here on are not seen by the row.
-  FLASHTILE_DEVICE int end_of_keys(const Sm90Tile& of, int row) const {
-    const int seqlen_k = seqlen_k_of(of);
-    if constexpr (!Config::kHasDiagonal) return seqlen_k;
-    const int end = row + diagonal_of(of) + 1;
-    return end < seqlen_k ? end : seqlen_k;
-  }
-  /// Keys before this are not seen by the row.
-  FLASHTILE_DEVICE int begin_of_keys(const Sm90Tile& of, int row) const {
-    if constexpr (!Config::kHasLower) return 0;
-    const int begin = row + (Config::kHasLengths ? of.lower : params.lower);
-    return begin < 0 ? 0 : begin;
-  }
-  FLASHTILE_DEVICE int seqlen_q_of(const Sm90Tile& of) const {
-    return Config::kHasLengths ? of.seqlen_q : params.seqlen_q;
-  }
-  FLASHTILE_DEVICE int seqlen_k_of(const Sm90Tile& of) const {
-    return Config::kHasLengths ? of.seqlen_k : params.seqlen_k;
-  }
-  FLASHTILE_DEVICE int diagonal_of(const Sm90Tile& of) const {
-    return Config::kHasLengths ? of.diagonal : params.diagonal;
-  }
+  FLASHTILE_DEVICE Keys keys_of(const Sm90Tile& of) const { return Keys(params, of); }
 
-  /// Values of keys that no row of the tile sees may be anything, and a weight of 0 hides nothing.
-  /// Of the block whose keys were the last.
-  FLASHTILE_DEVICE void clear_unseen_values(int n_block) {
-    if constexpr (!Config::kHasDiagonal && !Config::kHasLengths) return;
-    const int end = end_of_keys(tile, first_row(tile) + kShape.block_m() - 1);
-    const int seen = end - n_block * kBlockN;
+  // ---- Values of keys that no row of the tile sees may be anything, and a weight of 0 hides
+  // nothing: they become 0. Of the block whose keys were the last.
+
+  FLASHTILE_DEVICE void clear_values_behind() {
+    if constexpr (!Keys::kHasEnd && !Config::kHasLengths) return;
+    const Keys keys = keys_of(tile);
+    const int seen = keys.end(keys.first_row() + kShape.block_m() - 1) - n_block * kBlockN;
     if (seen < kBlockN) clear_values(seen < 0 ? 0 : seen, kBlockN);
   }
-  /// The same of keys in front, of the last block.
   FLASHTILE_DEVICE void clear_values_before() {
-    if constexpr (!Config::kHasLower) return;
-    const int hidden =
-        begin_of_keys(tile, first_row(tile)) - begin_of_key_blocks<Config>(params, tile) * kBlockN;
+    if constexpr (!Keys::kHasBegin) return;
+    const Keys keys = keys_of(tile);
+    const int hidden = keys.begin(keys.first_row()) - n_block * kBlockN;
     if (hidden > 0) clear_values(0, hidden < kBlockN ? hidden : kBlockN);
   }
   FLASHTILE_DEVICE void clear_values(int begin, int end) {
@@ -112,6 +102,24 @@ struct Sm90Compute {
     fence_shared_for_async();
     sync_group(1 + Config::kNumWarpgroups + group, kWarpgroupSize);
   }
+  /// What other masks hide: only of tiles whose results were not finite.
+  FLASHTILE_DEVICE void clear_hidden_values() {
+    if constexpr (!Scores::kHidesPairs && Config::kBias == Element::kNone) return;
+    if (tile.kind != kTileToRedo) return;
+    wait_for_values(1);
+    const uint32 values = memory.values((num_keys - 1) % Memory::kStages);
+    const int row = fresh(thread_idx()) % kWarpgroupSize;
+    if (row < kBlockN && !rules.is_seen_by_any(tile, n_block * kBlockN + row)) {
+      FLASHTILE_NO_UNROLL
+      for (int i = 0; i < kHeadDimV / 8; ++i) {
+        store_shared(
+            values + static_cast<uint32>(i / 8 * kShape.key_chunk_bytes() + row * 128 + i % 8 * 16),
+            Vector4{0, 0, 0, 0});
+      }
+    }
+    fence_shared_for_async();
+    sync_group(1 + Config::kNumWarpgroups + group, kWarpgroupSize);
+  }
 
   FLASHTILE_DEVICE void take_turn() const {
     if constexpr (Config::kTakesTurns) sync_group(1 + group, 2 * kWarpgroupSize);
@@ -123,19 +131,34 @@ struct Sm90Compute {
     }
   }
 
+  /// After the products of its first keys.
   FLASHTILE_DEVICE void start_tile(const Sm90Tile& next) {
     tile = next;
-    const int first = first_row(tile) + group * 64;
-    int plain = seqlen_k_of(tile);
+    const Keys keys = keys_of(tile);
+    const int first = keys.first_row() + group * 64;
+    int plain = keys.seqlen_k();
     // One less than the first row sees: then each row sees a key in the blocks behind.
-    if constexpr (Config::kHasDiagonal) {
-      const int seen = first + diagonal_of(tile);
+    if constexpr (Keys::kHasEnd) {
+      const int seen = keys.bound(first) - 1;
       plain = seen < plain ? (seen < 0 ? 0 : seen) : plain;
     }
-    if constexpr (Config::kHasLower) {
-      begin_of_plain = (begin_of_keys(tile, first + 63) + kBlockN - 1) / kBlockN;
+    if constexpr (Keys::kHasBegin) {
+      begin_of_plain = (keys.begin(first + 63) + kBlockN - 1) / kBlockN;
+      first_of_tile = keys.begin_of_blocks();
     }
     end_of_plain = tile.kind == kTileToRedo ? 0 : plain / kBlockN;
+    if constexpr (!Config::kIsMapped) n_block = keys.end_of_blocks() - 1;
+    softmax.reset(kFollows || Config::kReference == Sm90Reference::kFirstBlock ||
+                  tile.kind == kTileToRedo);
+    rules.start_tile(tile);
+  }
+  /// Of the block that is worked on: no row of the warpgroup misses a key of it.
+  FLASHTILE_DEVICE bool is_plain() const {
+    return n_block < end_of_plain && n_block >= begin_of_plain &&
+           (!Config::kIsMapped || cover == Cover::kFull);
+  }
+  FLASHTILE_DEVICE bool is_last_of_tile() const {
+    return Config::kIsMapped ? is_last : n_block <= first_of_tile;
   }
 
   FLASHTILE_DEVICE void take_queries() {
@@ -212,39 +235,82 @@ struct Sm90Compute {
     commit_products();
   }
 
-  FLASHTILE_DEVICE void mask(int n_block) {
+  FLASHTILE_DEVICE void mask() {
     const int thread = fresh(thread_idx());
-    const int row = first_row(tile) + tile_row(thread, thread % kWarpSize / 4);
+    const Keys keys = keys_of(tile);
+    const int row = keys.first_row() + tile_row(thread, thread % kWarpSize / 4);
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int first_key = n_block * kBlockN + thread % 4 * 2;
-      const int end = end_of_keys(tile, row + half * 8) - first_key;
-      const int begin = begin_of_keys(tile, row + half * 8) - first_key;
+      // Nothing is left of a block that is there only because each tile has one.
+      const bool is_there = !Config::kIsMapped || cover != Cover::kNone;
+      const int end = is_there ? keys.end(row + half * 8) - first_key : 0;
+      const int begin = keys.begin(row + half * 8) - first_key;
       FLASHTILE_UNROLL
       for (int n = 0; n < kBlockN / 8; ++n) {
         FLASHTILE_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& score = scores[n * 4 + half * 2 + e];
           if (n * 8 + e >= end) score = -infinity();
-          if (Config::kHasLower && n * 8 + e < begin) score = -infinity();
+          if (Keys::kHasBegin && n * 8 + e < begin) score = -infinity();
         }
       }
     }
   }
 
-  /// Scores to weights, in place. Careful: with masks, and a reference that follows; true where
-  /// sums must be multiplied by `factors` then.
-  template <bool kIsCareful>
-  FLASHTILE_DEVICE bool weigh(int n_block, float (&factors)[2]) {
-    bool has_moved = false;
-    const bool follows = Config::kReference != Sm90Reference::kZero || tile.kind == kTileToRedo;
-    if constexpr (kIsCareful) {
-      if (n_block >= end_of_plain || (Config::kHasLower && n_block < begin_of_plain)) mask(n_block);
-      if (follows) has_moved = softmax.follow(scores, params.scale, factors);
-      softmax.weigh(scores, params.scale, follows);
-    } else {
-      softmax.weigh(scores, params.scale, false);
+  /// Of logits as softmax gets them, to powers of two.
+  FLASHTILE_DEVICE float logit_scale() const {
+    if constexpr (Scores::Kind::kIsGeneral) return kLog2e;
+    if constexpr (Scores::Kind::kIsTilted) return 1.0f;
+    return params.scale;
+  }
+
+  /// Masks, and a reference that follows; true where sums must be multiplied by `factors` then.
+  FLASHTILE_DEVICE bool prepare(float (&factors)[2]) {
+    if constexpr (Scores::Kind::kIsTilted) rules.level(scores, tile, n_block);
+    if (!is_plain()) mask();
+    if constexpr (Scores::kHidesPairs) {
+      if (cover == Cover::kPart) rules.hide_pairs(scores, tile, n_block);
     }
+    if constexpr (Config::kWantsMaxLogit) softmax.track_largest(scores);
+    const bool follows = Config::kReference != Sm90Reference::kZero || tile.kind == kTileToRedo;
+    return follows && softmax.follow(scores, logit_scale(), factors);
+  }
+
+  /// Scores to weights, in place. Careful: a block may not be plain, or is the tile's first. True
+  /// where sums must be multiplied by `factors` then.
+  template <bool kIsCareful>
+  FLASHTILE_DEVICE bool weigh(bool is_first, float (&factors)[2]) {
+    bool has_moved = false;
+    if constexpr (Scores::Kind::kIsGeneral) rules.make_logits(scores, tile, n_block);
+    if constexpr (Scores::Kind::kIsCapped) {
+      cap_scores<Config, 1, kBlockN>(Scores::tile_of(scores), params.call);
+    }
+    bool is_careful = kIsCareful;
+    if constexpr (kIsCareful && !kFollows && !kHasPlainLoop) {
+      is_careful = is_first || !is_plain() || (Config::kIsMapped && !softmax.is_settled());
+    }
+    if (is_careful) {
+      has_moved = prepare(factors);
+      const bool is_redone = tile.kind == kTileToRedo;
+      if (Scores::Kind::kIsGeneral && is_redone) {
+        softmax.weigh_wide(scores, logit_scale());
+      } else {
+        softmax.weigh(scores, logit_scale(),
+                      Config::kReference != Sm90Reference::kZero || is_redone);
+      }
+    } else {
+      if constexpr (Config::kWantsMaxLogit) softmax.track_largest(scores);
+      if constexpr (Scores::Kind::kIsTilted) {
+        // Keys of plain blocks lie before the queries: the distance falls from column to column.
+        const float offsets[2] = {rules.slope * rules.distance_of(tile, 0, n_block),
+                                  rules.slope * rules.distance_of(tile, 1, n_block)};
+        softmax.weigh_tilted(scores, params.scale, -rules.slope, offsets);
+      } else {
+        softmax.weigh(scores, logit_scale(), false);
+      }
+    }
+    if constexpr (Config::kHasDropout) rules.drop_weights(scores, tile, n_block);
     return has_moved;
   }
 
@@ -258,39 +324,48 @@ struct Sm90Compute {
   FLASHTILE_DEVICE void fence() {
     pin(acc);
     pin(weights);
+    if constexpr (Config::kQueryInRegisters) pin(held);
     fence_products();
   }
 
-  /// The next key block of the tile, and the values of the one before.
-  template <bool kIsCareful>
-  FLASHTILE_DEVICE void next_block(int n_block) {
+  /// The products of the next keys, and beside them the values of the block before, which may still
+  /// be under way then.
+  template <bool kHasValues>
+  FLASHTILE_DEVICE void multiply() {
     wait_for_keys();
+    if constexpr (Config::kIsMapped) {
+      const Sm90Block block = {load_shared_word(memory.block_word(num_keys % Memory::kStages))};
+      n_block = block.n_block();
+      is_last = block.is_last();
+      cover = block.cover();
+    }
     take_turn();
     fence();
     start_scores();
-    wait_for_values(2);
-    fence_products();
-    start_values(2);
+    if constexpr (kHasValues) {
+      wait_for_values(2);
+      fence_products();
+      start_values(2);
+    }
     pass_turn();
-    wait_for_products<1>();
+    wait_for_products<kHasValues ? 1 : 0>();
     pin(scores);
     release_keys();
-    float factors[2];
-    const bool has_moved = weigh < kIsCareful || kFollows > (n_block, factors);
-    if constexpr (Config::kHoldsBack) {
-      // Never: a sum is not negative. It ends a basic block, so that the assembler cannot move the
-      // wait for values in front of the exponentials.
-      if (static_cast<int>(bits_of_float(softmax.sum[0])) < 0) wait_for_values(2);
-    }
+  }
+
+  FLASHTILE_DEVICE void wait_for_sums(uint32 behind) {
     wait_for_products<0>();
     pin(acc);
     pin(weights);
-    release_values(2);
-    adds = 1;
-    if (kIsCareful || kFollows) {
-      if (has_moved) scale_rows(factors);
+    release_values(behind);
+  }
+
+  /// Ends a basic block, so that the assembler cannot move the wait for values in front of the
+  /// exponentials. Never taken: a sum is not negative.
+  FLASHTILE_DEVICE void hold_back() const {
+    if constexpr (Config::kHoldsBack) {
+      if (static_cast<int>(bits_of_float(softmax.sum[0])) < 0) wait_for_values(2);
     }
-    pack_weights();
   }
 
   FLASHTILE_DEVICE void scale_rows(const float (&factors)[2]) {
@@ -299,62 +374,57 @@ struct Sm90Compute {
   }
 
   /// The first key block of a tile, with nothing beside it.
-  FLASHTILE_DEVICE int first_block(const Sm90Tile& first) {
-    start_tile(first);
-    const int n_block = end_of_key_blocks<Config>(params, tile) - 1;
+  FLASHTILE_DEVICE void first_block(const Sm90Tile& first) {
     take_queries();
-    wait_for_keys();
-    take_turn();
-    if constexpr (Config::kQueryInRegisters) pin(held);
-    fence_products();
-    start_scores();
-    pass_turn();
-    wait_for_products<0>();
-    pin(scores);
-    release_keys();
-    softmax.reset(kFollows || Config::kReference == Sm90Reference::kFirstBlock ||
-                  tile.kind == kTileToRedo);
+    multiply<false>();
+    start_tile(first);
     float factors[2];
-    weigh<true>(n_block, factors);
+    weigh<true>(true, factors);
+    end_first_block();
+  }
+  FLASHTILE_DEVICE void end_first_block() {
     pack_weights();
     adds = 0;
-    clear_unseen_values(n_block);
-    return n_block;
+    clear_values_behind();
+    clear_hidden_values();
   }
 
-  /// The first key block of the next tile, beside the last values of this one.
-  FLASHTILE_DEVICE int cross_tiles(const Sm90Tile& next) {
+  /// The next key block of the tile, which needs no care, beside the values of the one before.
+  FLASHTILE_DEVICE void plain_block() {
+    --n_block;
+    multiply<true>();
+    float factors[2];
+    weigh<false>(false, factors);
+    hold_back();
+    wait_for_sums(2);
+    adds = 1;
+    pack_weights();
+  }
+
+  /// The next key block, of this tile or of the next one, beside the values of the one before.
+  FLASHTILE_DEVICE void careful_block(bool is_first, const Sm90Tile& next) {
     const uint32 old_buffer = query_buffer();
-    take_queries();
-    wait_for_keys();
-    take_turn();
-    if constexpr (Config::kQueryInRegisters) pin(held);
-    fence();
-    start_scores();
-    wait_for_values(2);
-    fence_products();
-    start_values(2);
-    pass_turn();
-    wait_for_products<1>();
-    pin(scores);
-    release_keys();
+    if constexpr (Config::kNumQueryBuffers > 1) {
+      if (is_first) take_queries();
+    }
+    --n_block;
+    multiply<true>();
     Softmax old = softmax;
     const Sm90Tile old_tile = tile;
-    start_tile(next);
-    const int n_block = end_of_key_blocks<Config>(params, tile) - 1;
-    softmax.reset(kFollows || Config::kReference == Sm90Reference::kFirstBlock ||
-                  tile.kind == kTileToRedo);
+    if (is_first) start_tile(next);
     float factors[2];
-    weigh<true>(n_block, factors);
-    wait_for_products<0>();
-    pin(acc);
-    pin(weights);
-    release_values(2);
-    finish(old_tile, old, old_buffer);
+    const bool has_moved = weigh<true>(is_first, factors);
+    hold_back();
+    wait_for_sums(2);
+    if (is_first) {
+      finish(old_tile, old, old_buffer);
+      end_first_block();
+      return;
+    }
+    adds = 1;
+    if (has_moved) scale_rows(factors);
     pack_weights();
-    adds = 0;
-    clear_unseen_values(n_block);
-    return n_block;
+    clear_hidden_values();
   }
 
   /// The last values, with nothing beside them.
@@ -362,38 +432,75 @@ struct Sm90Compute {
     wait_for_values(1);
     fence();
     start_values(1);
-    wait_for_products<0>();
-    pin(acc);
-    pin(weights);
-    release_values(1);
+    wait_for_sums(1);
     finish(tile, softmax, query_buffer());
+  }
+
+  /// The largest logit of the lanes' rows, into the head's.
+  FLASHTILE_DEVICE void write_largest(const Sm90Tile& done, const Softmax& rows, int row) const {
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float highest = rows.largest[half];
+      FLASHTILE_UNROLL
+      for (int lanes = 1; lanes <= 2; lanes *= 2) {
+        highest = larger_or_nan(highest, shuffle_xor(highest, lanes));
+      }
+      if (lane_idx() % 4 == 0 && row + half * 8 < keys_of(done).seqlen_q()) {
+        raise_max_logit(params.call.max_logit, done.head, highest * (logit_scale() * kLn2));
+      }
+    }
+  }
+
+  /// The sink joins a row's sum, whose base may move.
+  FLASHTILE_DEVICE void add_sink(const Sm90Tile& done, float& base, float& own, float& sum) const {
+    if constexpr (Config::kHasSink) {
+      const HeadScalarsParam& sinks = params.call.sink;
+      const float sink =
+          kLog2e * load_global(reinterpret_cast<const float*>(
+                       reinterpret_cast<const char*>(sinks.data) + done.head * sinks.head_stride));
+      // A row without keys has no base.
+      float highest = sum == 0.0f ? sink : larger(base, sink);
+      if (highest == -infinity()) highest = 0.0f;
+      own = sum == 0.0f ? 0.0f : exp2_approx(base - highest);
+      base = highest;
+      sum = sum * own + exp2_approx(sink - highest);
+    }
   }
 
   FLASHTILE_DEVICE void finish(const Sm90Tile& done, Softmax& rows, uint32 buffer) {
     rows.finish_sums();
     const int thread = fresh(thread_idx());
-    const int row = first_row(done) + tile_row(thread, thread % kWarpSize / 4);
+    const Keys keys = keys_of(done);
+    const int row = keys.first_row() + tile_row(thread, thread % kWarpSize / 4);
+    if constexpr (Config::kWantsMaxLogit) write_largest(done, rows, row);
     bool is_good = true;
     float factors[2];
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float sum = rows.sum[half];
-      is_good = is_good && rows.is_in_range(half, end_of_keys(done, row + half * 8) >
-                                                      begin_of_keys(done, row + half * 8));
+      if constexpr (Config::kCanFail) {
+        // A reference that follows, or does so up to the first key that a row sees, is one.
+        const bool sees_keys = !kFollows && !Config::kIsMapped &&
+                               keys.end(row + half * 8) > keys.begin(row + half * 8);
+        is_good = is_good && rows.is_in_range(half, sees_keys);
+      }
+      float base =
+          rows.reference[half] == -infinity() ? 0.0f : rows.reference[half] * logit_scale();
+      float sum = rows.sum[half];
+      float own = 1.0f;
+      add_sink(done, base, own, sum);
       // A row that sees nothing has the sum 0 and gives 0.
-      factors[half] = sum == 0.0f ? 0.0f : reciprocal_approx(sum);
-      if (thread % 4 == 0 && params.lse.data != nullptr && row + half * 8 < seqlen_q_of(done)) {
-        const float base =
-            rows.reference[half] == -infinity() ? 0.0f : rows.reference[half] * params.scale;
-        char* address =
-            reinterpret_cast<char*>(params.lse.data) + done.batch * params.lse.batch_stride +
-            done.head * params.lse.head_stride +
-            ((Config::kPackedQ ? done.q_begin : 0) + row + half * 8) * params.lse.row_stride;
+      factors[half] = sum == 0.0f ? 0.0f : own * reciprocal_approx(sum);
+      if constexpr (Config::kHasDropout) factors[half] *= params.call.dropout.gain;
+      const RowScalarsParam& lse = params.call.lse;
+      if (thread % 4 == 0 && lse.data != nullptr && row + half * 8 < keys.seqlen_q()) {
+        char* address = reinterpret_cast<char*>(lse.data) + done.batch * lse.batch_stride +
+                        done.head * lse.head_stride +
+                        ((Config::kPackedQ ? done.q_begin : 0) + row + half * 8) * lse.row_stride;
         *reinterpret_cast<float*>(address) =
             sum == 0.0f ? -infinity() : (base + log2_approx(sum)) * kLn2;
       }
     }
-    if constexpr (kHasFailures) {
+    if constexpr (Config::kCanFail) {
       // 0 times a finite number is 0, times any other it is NaN.
       float probes[4] = {};
       FLASHTILE_UNROLL
@@ -437,7 +544,7 @@ struct Sm90Compute {
   template <class PieceAddress>
   FLASHTILE_DEVICE void store_last_rows(const Sm90Tile& done, int thread,
                                         const PieceAddress& piece_address) const {
-    const int rows_left = done.seqlen_q - first_row(done);
+    const int rows_left = done.seqlen_q - keys_of(done).first_row();
     if (rows_left >= kShape.block_m()) return;
     sync_warp();
     constexpr int kPieces = kHeadDimV / 8;
@@ -446,30 +553,23 @@ struct Sm90Compute {
       const int number = i / kPieces;
       const int piece = i % kPieces;
       const int row = tile_row(thread, number);
-      if (row >= rows_left || piece * 8 >= params.head_dim_v) continue;
-      store_vector(params.out_rows.data + done.head * params.out_rows.head_stride +
-                       (done.q_begin + first_row(done) + row) * params.out_rows.row_stride +
+      if (row >= rows_left || piece * 8 >= params.call.head_dim_v) continue;
+      const RowsParam& out = params.call.out;
+      store_vector(out.data + done.head * out.head_stride +
+                       (done.q_begin + keys_of(done).first_row() + row) * out.row_stride +
                        piece * 16,
                    load_shared_vector(piece_address(number, piece / 2, piece % 2)));
     }
   }
 
-  /// The blocks of a tile behind its first.
-  FLASHTILE_DEVICE void visit_blocks(int n_block) {
-    const int last = begin_of_key_blocks<Config>(params, tile);
-    const int end = Config::kHasLower && last > end_of_plain ? last : end_of_plain;
-    FLASHTILE_NO_UNROLL
-    for (--n_block; n_block >= end; --n_block) next_block<true>(n_block);
-    if constexpr (!kFollows) {
-      const int begin = Config::kHasLower && begin_of_plain > last ? begin_of_plain : last;
+  /// The blocks of a tile from the next one on that are known to be plain.
+  FLASHTILE_DEVICE void visit_plain_blocks() {
+    if constexpr (kHasPlainLoop) {
+      int end = Keys::kHasBegin && begin_of_plain > first_of_tile ? begin_of_plain : first_of_tile;
+      if (n_block > end_of_plain) end = n_block;
       FLASHTILE_NO_UNROLL
-      for (; n_block >= begin; --n_block) next_block<false>(n_block);
+      while (n_block > end) plain_block();
     }
-    if constexpr (kFollows || Config::kHasLower) {
-      FLASHTILE_NO_UNROLL
-      for (; n_block >= last; --n_block) next_block<true>(n_block);
-    }
-    clear_values_before();
   }
 
   FLASHTILE_DEVICE void run() {
@@ -479,14 +579,18 @@ struct Sm90Compute {
       Sm90Tile next = reader.next(memory);
       if (next.kind == kNoTileEver) break;
       if (!next.is_tile()) continue;
-      int n_block = first_block(next);
+      first_block(next);
       FLASHTILE_NO_UNROLL
       while (true) {
-        visit_blocks(n_block);
-        if constexpr (Config::kNumQueryBuffers == 1) break;
-        next = reader.next(memory);
-        if (!next.is_tile()) break;
-        n_block = cross_tiles(next);
+        visit_plain_blocks();
+        const bool crosses = is_last_of_tile();
+        if (crosses) {
+          clear_values_before();
+          if constexpr (Config::kNumQueryBuffers == 1) break;
+          next = reader.next(memory);
+          if (!next.is_tile()) break;
+        }
+        careful_block(crosses, next);
       }
       last_values();
       if (next.kind == kNoTileEver) break;

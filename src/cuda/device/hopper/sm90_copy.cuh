@@ -4,11 +4,11 @@
 // they need, one stores results and remembers tiles that have to be done again.
 #pragma once
 
-#include "cuda/device/hopper/sm90_memory.cuh"
+#include "cuda/device/hopper/sm90_keys.cuh"
 #include "cuda/device/ptx/exchange.cuh"
 #include "cuda/device/ptx/tensor_copy.cuh"
-#include "cuda/device/schedule/sequence.cuh"
 #include "cuda/device/schedule/tile.cuh"
+#include "cuda/device/score/score.cuh"
 
 namespace flashtile::device {
 
@@ -17,18 +17,31 @@ struct Sm90Loader {
   using Memory = Sm90Memory<Config>;
   static constexpr auto kShape = Memory::kShape;
 
+  using Keys = Sm90Keys<Config>;
+  using UserParams = typename Config::Expressions::Params;
+
   const Sm90ForwardParams& params;
+  const UserParams& user;
   Memory memory;
   uint32 num_published = 0;
   uint32 num_tiles = 0;
   uint32 num_keys = 0;  ///< key blocks that have been asked for
-  int line = 0;         ///< of keys and values
   int first_key = 0;
+
+  /// Where keys and values come from.
+  struct Source {
+    int key = 0;  ///< the first one
+    int head = 0;
+    int line = 0;      ///< of k and v; paged: of the table of pages
+    int last_key = 0;  ///< paged: of the sequence
+  };
+  Source source;
   // The values of the last of them come behind the next one's keys.
   bool owes_values = false;
-  int first_value = 0, value_head = 0, value_line = 0;
+  Source owed;
 
-  FLASHTILE_DEVICE Sm90Loader(const Sm90ForwardParams& p, const Memory& m) : params(p), memory(m) {}
+  FLASHTILE_DEVICE Sm90Loader(const Sm90ForwardParams& p, const UserParams& u, const Memory& m)
+      : params(p), user(u), memory(m) {}
 
   FLASHTILE_DEVICE void publish(const Sm90Tile& tile, int tile_idx) {
     const uint32 slot = num_published % Memory::kSlots;
@@ -37,6 +50,12 @@ struct Sm90Loader {
     store_shared(address + 16, static_cast<uint32>(tile_idx));
     if constexpr (Config::kHasLengths) {
       store_shared(address + 20, static_cast<uint32>(tile.lower));
+      if constexpr (Config::kNeedsSequence) {
+        store_shared(address + 24, static_cast<uint32>(tile.batch_idx));
+        store_shared(address + 28, static_cast<uint32>(tile.num_keys));
+        store_shared(address + 48, static_cast<uint32>(tile.leftpad));
+      }
+      if constexpr (Config::kHasChunk) store_shared(address + 52, static_cast<uint32>(tile.offset));
       store_shared(address + 32,
                    Vector4{static_cast<uint32>(tile.seqlen_q), static_cast<uint32>(tile.seqlen_k),
                            static_cast<uint32>(tile.diagonal), static_cast<uint32>(tile.q_begin)});
@@ -67,9 +86,11 @@ struct Sm90Loader {
     tile.head = static_cast<int>(head);
     tile.batch = batch;
     tile.kind = kind;
+    tile.batch_idx = batch;
     const Sequence sequence =
-        load_sequence<Config::kHasLengths>(params.lengths, params.position, batch);
-    line = sequence.line;
+        load_sequence<Config::kHasLengths>(params.call.lengths, params.call.position, batch);
+    source.line = Config::kPaged ? batch : sequence.line;
+    if constexpr (Config::kPaged) source.last_key = sequence.seqlen_k - 1;
     if constexpr (Config::kHasLengths) find_lengths(sequence, tile);
     return tile;
   }
@@ -77,20 +98,22 @@ struct Sm90Loader {
   FLASHTILE_DEVICE void find_lengths(const Sequence& sequence, Sm90Tile& tile) {
     if constexpr (Config::kPackedQ) tile.batch = 0;
     tile.seqlen_q = sequence.seqlen_q;
-    tile.seqlen_k = sequence.seqlen_k;
+    tile.seqlen_k = tile.num_keys = sequence.seqlen_k;
+    tile.leftpad = sequence.leftpad;
     tile.q_begin = static_cast<int>(sequence.q_begin);
     first_key = static_cast<int>(sequence.k_begin) + sequence.leftpad;
     constexpr int64 kFar = 1 << 30;
+    const variant::PositionMask position =
+        find_position_mask<Config>(params.call, user, sequence, tile.head);
     if constexpr (Config::kHasLower) {
-      const int64 lower = params.position.lower > -4 * kFar ? params.position.lower : -4 * kFar;
-      tile.lower = static_cast<int>(clamp<int64>(
-          clamp<int64>(sequence.query_offset, -2 * kFar, kFar) + lower, -kFar, kFar - 1));
+      tile.lower = static_cast<int>(clamp<int64>(position.lower, -kFar, kFar - 1));
     }
     if constexpr (Config::kHasDiagonal) {
-      const int64 upper = params.position.upper < 4 * kFar ? params.position.upper : 4 * kFar;
-      tile.diagonal = static_cast<int>(clamp<int64>(
-          clamp<int64>(sequence.query_offset, -2 * kFar, kFar) + upper, -kFar, kFar - 1));
+      tile.diagonal = static_cast<int>(clamp<int64>(position.upper, -kFar, kFar - 1));
       tile.seqlen_k = clamp(tile.seqlen_q + tile.diagonal, 0, tile.seqlen_k);
+    }
+    if constexpr (Config::kHasChunk) {
+      tile.offset = static_cast<int>(clamp<int64>(sequence.query_offset, -kFar / 2, kFar / 2));
     }
   }
 
@@ -116,16 +139,47 @@ struct Sm90Loader {
     ++num_tiles;
   }
 
-  FLASHTILE_DEVICE void load_keys(int key, int head) {
+  /// The page that holds a key, and its place there.
+  FLASHTILE_DEVICE int find_page(const Source& from, int key, uint32& slot) const {
+    const LengthsParam& lengths = params.call.lengths;
+    // Behind the last one there may be no entry.
+    const int there = clamp(key, 0, from.last_key < 0 ? 0 : from.last_key);
+    const uint32 entry = divide(static_cast<uint32>(there), lengths.page_size, slot);
+    if (Config::kPageRows < kShape.block_n) slot = 0;
+    const int page = load_global(
+        reinterpret_cast<const int*>(lengths.block_table + from.line * lengths.table_batch_stride +
+                                     entry * lengths.table_stride));
+    return clamp(page, 0, lengths.num_lines - 1);
+  }
+
+  /// Rows of a key block.
+  template <int kColumns>
+  FLASHTILE_DEVICE void copy_rows(uint32 target, const TensorMapParam& map, uint32 barrier,
+                                  const Source& from) const {
+    FLASHTILE_NO_UNROLL
+    for (int first = 0; first < Config::kBlockN; first += Config::kPageRows) {
+      int row = from.key;
+      int line = from.line;
+      if constexpr (Config::kPaged) {
+        uint32 slot;
+        line = find_page(from, from.key + first, slot);
+        row = static_cast<int>(slot);
+      }
+      FLASHTILE_UNROLL
+      for (int chunk = 0; chunk < kColumns / 64; ++chunk) {
+        load_box(target + static_cast<uint32>(chunk * kShape.key_chunk_bytes() + first * 128), map,
+                 barrier, chunk * 64, row, from.head, line, kEvictLast);
+      }
+    }
+  }
+
+  FLASHTILE_DEVICE void load_keys(Sm90Block block) {
     const uint32 stage = num_keys % Memory::kStages;
     wait(memory.key_free(stage), num_keys / Memory::kStages % 2 ^ 1);
     const uint32 barrier = memory.key_full(stage);
+    if constexpr (Config::kIsMapped) store_shared(memory.block_word(stage), block.word);
     arrive_expecting(barrier, kShape.key_bytes());
-    FLASHTILE_UNROLL
-    for (int chunk = 0; chunk < Config::kHeadDim / 64; ++chunk) {
-      load_box(memory.keys(stage) + static_cast<uint32>(chunk * kShape.key_chunk_bytes()), params.k,
-               barrier, chunk * 64, key, head, line, kEvictLast);
-    }
+    copy_rows<Config::kHeadDim>(memory.keys(stage), params.k, barrier, source);
     ++num_keys;
   }
 
@@ -136,11 +190,18 @@ struct Sm90Loader {
     wait(memory.value_free(stage), number / Memory::kStages % 2 ^ 1);
     const uint32 barrier = memory.value_full(stage);
     arrive_expecting(barrier, kShape.value_bytes());
-    FLASHTILE_UNROLL
-    for (int chunk = 0; chunk < Config::kHeadDimV / 64; ++chunk) {
-      load_box(memory.values(stage) + static_cast<uint32>(chunk * kShape.key_chunk_bytes()),
-               params.v, barrier, chunk * 64, first_value, value_head, value_line, kEvictLast);
-    }
+    copy_rows<Config::kHeadDimV>(memory.values(stage), params.v, barrier, owed);
+  }
+
+  /// A block's keys, and the values of the one before.
+  FLASHTILE_DEVICE void load_block(const Sm90Tile& tile, Sm90Block block, bool& has_queries) {
+    source.key = (Config::kHasLengths ? first_key : 0) + block.n_block() * Config::kBlockN;
+    load_keys(block);
+    if (owes_values) load_values(2);
+    if (!has_queries) load_queries(tile);
+    has_queries = true;
+    owes_values = true;
+    owed = source;
   }
 
   /// Everything that a tile needs, in the order in which it is used, but the values of its last
@@ -148,24 +209,36 @@ struct Sm90Loader {
   FLASHTILE_DEVICE void load(const Sm90Tile& tile, int tile_idx) {
     publish(tile, tile_idx);
     uint32 unused;
-    const int head_kv =
+    source.head =
         static_cast<int>(divide(static_cast<uint32>(tile.head), params.grid.group_size, unused));
     // With one buffer, queries can come only when the tile before has all its values.
     if (Memory::kBuffers > 1) load_queries(tile);
     bool has_queries = Memory::kBuffers > 1;
-    const int first_block = begin_of_key_blocks<Config>(params, tile);
-    FLASHTILE_NO_UNROLL
-    for (int n_block = end_of_key_blocks<Config>(params, tile) - 1; n_block >= first_block;
-         --n_block) {
-      const int key = (Config::kHasLengths ? first_key : 0) + n_block * Config::kBlockN;
-      load_keys(key, head_kv);
-      if (owes_values) load_values(2);
-      if (!has_queries) load_queries(tile);
-      has_queries = true;
-      owes_values = true;
-      first_value = key;
-      value_head = head_kv;
-      value_line = line;
+    const Keys keys(params, tile);
+    const int begin = keys.begin_of_blocks();
+    int n_block = keys.end_of_blocks() - 1;
+    if constexpr (Config::kIsMapped) {
+      KeyBlocks<Config::kBlockN> blocks;
+      blocks.begin = begin;
+      blocks.map = map_row(params.call.blocks, tile.batch_idx, tile.head, tile.m_block,
+                           params.grid.num_m_blocks);
+      const int last = n_block;
+      n_block = blocks.before(n_block + 1);
+      if (!blocks.holds(n_block)) {
+        load_block(tile, Sm90Block::of(last, Cover::kNone, true), has_queries);
+      }
+      FLASHTILE_NO_UNROLL
+      while (blocks.holds(n_block)) {
+        const int next = blocks.before(n_block);
+        load_block(tile, Sm90Block::of(n_block, blocks.mapped_cover(n_block), !blocks.holds(next)),
+                   has_queries);
+        n_block = next;
+      }
+    } else {
+      FLASHTILE_NO_UNROLL
+      for (; n_block >= begin; --n_block) {
+        load_block(tile, Sm90Block::of(n_block, Cover::kFull, false), has_queries);
+      }
     }
   }
 
@@ -188,7 +261,7 @@ struct Sm90Loader {
       tile_idx = next;
     }
     pay_values();
-    if constexpr (Config::kReference != Sm90Reference::kMaximum) {
+    if constexpr (Config::kCanFail) {
       publish_end(kNoTileYet);
       wait(memory.list_full(), 0);
       tile_idx = static_cast<int>(load_shared_word(memory.list_head()));
@@ -276,25 +349,25 @@ struct Sm90Storer {
 /// Rows of packed queries that no sequence covers: out 0, lse -inf. By two warps.
 template <class Config>
 FLASHTILE_DEVICE void fill_uncovered_rows(const Sm90ForwardParams& params) {
-  const LengthsParam& lengths = params.lengths;
+  const LengthsParam& lengths = params.call.lengths;
   const int64 first =
       clamp<int64>(load_int(lengths.cu_seqlens_q, lengths.batch_size), 0, lengths.total_q);
   const int thread = thread_idx() % (2 * kWarpSize);
-  const int pieces = (params.head_dim_v + 7) / 8;
+  const int pieces = (params.call.head_dim_v + 7) / 8;
   FLASHTILE_NO_UNROLL
   for (int64 row = first + cta_idx(); row < lengths.total_q; row += num_ctas()) {
-    char* out = params.out_rows.data + row * params.out_rows.row_stride;
+    char* out = params.call.out.data + row * params.call.out.row_stride;
     FLASHTILE_NO_UNROLL
-    for (int i = thread; i < params.num_heads * pieces; i += 2 * kWarpSize) {
-      store_vector(out + i / pieces * params.out_rows.head_stride + i % pieces * 16,
+    for (int i = thread; i < params.call.num_heads * pieces; i += 2 * kWarpSize) {
+      store_vector(out + i / pieces * params.call.out.head_stride + i % pieces * 16,
                    Vector4{0, 0, 0, 0});
     }
-    if (params.lse.data == nullptr) continue;
+    const RowScalarsParam& lse = params.call.lse;
+    if (lse.data == nullptr) continue;
     FLASHTILE_NO_UNROLL
-    for (int head = thread; head < params.num_heads; head += 2 * kWarpSize) {
-      *reinterpret_cast<float*>(reinterpret_cast<char*>(params.lse.data) +
-                                head * params.lse.head_stride + row * params.lse.row_stride) =
-          -infinity();
+    for (int head = thread; head < params.call.num_heads; head += 2 * kWarpSize) {
+      *reinterpret_cast<float*>(reinterpret_cast<char*>(lse.data) + head * lse.head_stride +
+                                row * lse.row_stride) = -infinity();
     }
   }
 }

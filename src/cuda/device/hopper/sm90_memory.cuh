@@ -15,6 +15,7 @@
 #include "cuda/device/ptx/mbarrier.cuh"
 #include "cuda/device/ptx/memory.cuh"
 #include "cuda/device/ptx/thread.cuh"
+#include "cuda/device/schedule/key_blocks.cuh"
 
 namespace flashtile::device {
 
@@ -37,6 +38,10 @@ struct Sm90Tile {
   int diagonal;
   int q_begin;
   int lower;
+  int batch_idx;  ///< of the sequence
+  int num_keys;   ///< of the sequence
+  int leftpad;
+  int offset;  ///< with chunks: row q's position is q + offset
 
   FLASHTILE_DEVICE bool is_tile() const { return kind <= kTileToRedo; }
 };
@@ -108,6 +113,10 @@ struct Sm90Memory {
   FLASHTILE_DEVICE uint32 list_head() const {
     return base + static_cast<uint32>(kShape.flags_begin()) + 8;
   }
+  /// The word of the key block that a stage holds (Sm90Block); there with its keys.
+  FLASHTILE_DEVICE uint32 block_word(uint32 stage) const {
+    return base + static_cast<uint32>(kShape.blocks_begin()) + stage * 4;
+  }
 
   /// By one thread; a barrier of the CTA follows.
   FLASHTILE_DEVICE void init() const {
@@ -130,6 +139,19 @@ struct Sm90Memory {
     init_barrier(list_full(), 1);
     fence_barrier_init();
   }
+};
+
+/// A key block as the loader chooses it where masks are not all by position.
+struct Sm90Block {
+  uint32 word;
+
+  FLASHTILE_DEVICE static Sm90Block of(int n_block, Cover cover, bool is_last) {
+    return {static_cast<uint32>(n_block) << 3 | static_cast<uint32>(is_last) << 2 |
+            static_cast<uint32>(cover)};
+  }
+  FLASHTILE_DEVICE int n_block() const { return static_cast<int>(word >> 3); }
+  FLASHTILE_DEVICE bool is_last() const { return (word & 4u) != 0; }  ///< of its tile
+  FLASHTILE_DEVICE Cover cover() const { return static_cast<Cover>(word & 3u); }
 };
 
 /// Goes through the entries of the queue of tiles, for a warp.
@@ -155,37 +177,20 @@ struct Sm90TileReader {
       tile.seqlen_k = static_cast<int>(shuffle(lengths.y, 0));
       tile.diagonal = static_cast<int>(shuffle(lengths.z, 0));
       tile.q_begin = static_cast<int>(shuffle(lengths.w, 0));
-      if constexpr (Config::kHasLower) {
-        tile.lower = static_cast<int>(shuffle(load_shared_word(memory.tile_slot(slot) + 20), 0));
+      const auto word = [&](uint32 place) {
+        return static_cast<int>(shuffle(load_shared_word(memory.tile_slot(slot) + place), 0));
+      };
+      if constexpr (Config::kHasLower) tile.lower = word(20);
+      if constexpr (Config::kHasChunk) tile.offset = word(52);
+      if constexpr (Config::kNeedsSequence) {
+        tile.batch_idx = word(24);
+        tile.num_keys = word(28);
+        tile.leftpad = word(48);
       }
     }
     arrive_if(memory.tile_free(slot), lane_idx() == 0);
     return tile;
   }
 };
-
-/// One past the last key block that a tile visits; every tile visits one at least.
-template <class Config>
-FLASHTILE_DEVICE int end_of_key_blocks(const Sm90ForwardParams& params, const Sm90Tile& tile) {
-  int num_keys = Config::kHasLengths ? tile.seqlen_k : params.seqlen_k;
-  if constexpr (Config::kHasDiagonal) {
-    const int seen = (tile.m_block + 1) * Sm90Memory<Config>::kShape.block_m() +
-                     (Config::kHasLengths ? tile.diagonal : params.diagonal);
-    if (seen < num_keys) num_keys = seen;
-  }
-  if (num_keys < 1) num_keys = 1;
-  return (num_keys + Config::kBlockN - 1) / Config::kBlockN;
-}
-
-/// The first key block that a tile visits.
-template <class Config>
-FLASHTILE_DEVICE int begin_of_key_blocks(const Sm90ForwardParams& params, const Sm90Tile& tile) {
-  if constexpr (!Config::kHasLower) return 0;
-  const int first = tile.m_block * Sm90Memory<Config>::kShape.block_m() +
-                    (Config::kHasLengths ? tile.lower : params.lower);
-  const int begin = first < 0 ? 0 : first / Config::kBlockN;
-  const int last = end_of_key_blocks<Config>(params, tile) - 1;
-  return begin < last ? begin : last;
-}
 
 }  // namespace flashtile::device

@@ -8,7 +8,8 @@
 #include "cuda/device/hopper/sm90_copy.cuh"
 
 FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(128 * (Config::kNumWarpgroups + 1), 1)
-    attention_fwd_sm90(FLASHTILE_PARAMETER flashtile::device::Sm90ForwardParams params) {
+    attention_fwd_sm90(FLASHTILE_PARAMETER flashtile::device::Sm90ForwardParams params,
+                       FLASHTILE_PARAMETER Config::Expressions::Params user) {
   using namespace flashtile::device;
   const Sm90Memory<Config> memory;
   if (thread_idx() == 0) {
@@ -26,7 +27,7 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(128 * (Config::kNumWarpgroups + 1), 1)
       // Whatever reads or writes tensors comes behind the first copy.
       start_next_grid();
       wait_for_previous_grid();
-      Sm90Loader<Config>(params, memory).run();
+      Sm90Loader<Config>(params, user, memory).run();
     } else if (warp == 1 && lane_idx() == 0) {
       Sm90Storer<Config>(params, memory).run();
     }
@@ -38,6 +39,6 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(128 * (Config::kNumWarpgroups + 1), 1)
     }
   } else {
     claim_registers<Config::kComputeRegisters>();
-    Sm90Compute<Config>(params, memory).run();
+    Sm90Compute<Config>(params, user, memory).run();
   }
 }

@@ -30,19 +30,17 @@ struct Sm90GridParam {
 
 struct Sm90ForwardParams {
   TensorMapParam q, k, v, out;
-  RowScalarsParam lse;
   Sm90GridParam grid;
-  LengthsParam lengths;
-  PositionParam position;
-  RowsParam out_rows;  ///< what `out` describes, for tiles that another sequence follows
+  /// What all forward kernels are given. `grid` in it is the map of blocks' alone.
+  AttentionParams call;
   int seqlen_q = 0;
   int seqlen_k = 0;  ///< those that some query sees
   /// Row q sees keys up to q + diagonal; with masks by position only.
   int diagonal = 0;
-  int lower = 0;  ///< row q sees keys from q + lower on
-  int num_heads = 0;
-  int head_dim_v = 0;
-  float scale = 1;  ///< of logits, to powers of two; positive
+  int lower = 0;    ///< row q sees keys from q + lower on
+  int offset = 0;   ///< with chunks: row q's position is q + offset
+  int chunk = 1;    ///< positions of a chunk
+  float scale = 1;  ///< of products, or of capped ones, to powers of two; positive
 };
 
 /// The shape of a CTA: a warpgroup that copies and `num_warpgroups` that compute 64 rows each.
@@ -55,7 +53,7 @@ struct Sm90Shape {
   int num_query_buffers = 2;  ///< results leave through them; 2: tiles overlap
 
   static constexpr int kTileSlots = 4;
-  static constexpr int kTileSlotBytes = 48;
+  static constexpr int kTileSlotBytes = 64;
   static constexpr int kAlignment = 1024;
 
   constexpr int block_m() const { return 64 * num_warpgroups; }
@@ -80,7 +78,9 @@ struct Sm90Shape {
   }
   /// A flag for each query buffer, and the list of tiles that failed.
   constexpr int flags_begin() const { return slots_begin() + kTileSlots * kTileSlotBytes; }
-  constexpr int shared_bytes() const { return flags_begin() + 16 + kAlignment; }
+  /// A word for each stage: which key block it holds.
+  constexpr int blocks_begin() const { return flags_begin() + 16; }
+  constexpr int shared_bytes() const { return blocks_begin() + num_stages * 4 + kAlignment; }
 };
 
 }  // namespace flashtile::device

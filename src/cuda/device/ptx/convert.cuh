@@ -86,6 +86,18 @@ FLASHTILE_DEVICE float load_element_if(bool is_there, const void* address) {
   }
 }
 
+/// Two neighbours, aligned to both.
+template <Element element>
+FLASHTILE_DEVICE void load_element_pair(const void* address, float (&values)[2]) {
+  if constexpr (element == Element::kF32) {
+    const uint64 both = load_global(static_cast<const uint64*>(address));
+    values[0] = float_from_bits(static_cast<uint32>(both));
+    values[1] = float_from_bits(static_cast<uint32>(both >> 32));
+  } else {
+    unpack<element>(load_global(static_cast<const uint32*>(address)), values[0], values[1]);
+  }
+}
+
 /// Writes a float to global memory, rounded to the element.
 template <Element element>
 FLASHTILE_DEVICE void store_element(void* address, float value) {

@@ -27,6 +27,12 @@ FLASHTILE_DEVICE float absolute(float a) { return fabsf(a); }
 
 /// The larger one; the other one where one is NaN.
 FLASHTILE_DEVICE float larger(float a, float b) { return fmaxf(a, b); }
+/// The larger one; NaN where one is.
+FLASHTILE_DEVICE float larger_or_nan(float a, float b) {
+  float y;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+  return y;
+}
 FLASHTILE_DEVICE float smaller(float a, float b) { return fminf(a, b); }
 
 /// 2^x; relative error at most 2^-22.

@@ -21,9 +21,24 @@ FLASHTILE_DEVICE void for_each_row(int warp_row, const Apply& apply) {
   }
 }
 
+/// What a kernel makes of products before softmax.
+template <class Config>
+struct LogitKind {
+  /// Logits are natural and made one by one: float32, or what is known of each pair alone.
+  static constexpr bool kIsGeneral =
+      Config::kHasScoreOptions &&
+      (Config::kElement == Element::kF32 || Config::kBias != Element::kNone ||
+       Config::Expressions::kHasScore || !(Config::kHasSoftcap || Config::kHasAlibi));
+  /// Otherwise: capped ones are tanh(...), and the cap a part of the scale; ALiBi adds a straight
+  /// line of columns to the exponents of a row, as long as all keys lie on one side of the queries.
+  static constexpr bool kIsCapped = Config::kHasSoftcap && !kIsGeneral;
+  static constexpr bool kIsTilted = Config::kHasAlibi && !kIsGeneral;
+};
+
 /// Turns products into natural logits, in place; `first_key` is the key of the accumulator's column
 /// 0. kIsInside: all rows and keys are there, and so is what the user's score reads for them.
-template <class Config, bool kIsInside, int kTilesM, int kN, class Rows>
+/// kBiasInPairs: two neighbours of a bias lie side by side, aligned to both.
+template <class Config, bool kIsInside, int kTilesM, int kN, bool kBiasInPairs = false, class Rows>
 FLASHTILE_DEVICE void apply_scores(float (&acc)[kTilesM][kN / 8][4],
                                    const ScoreRules<Config>& rules, const Rows& rows, int warp_row,
                                    int first_key) {
@@ -46,6 +61,11 @@ FLASHTILE_DEVICE void apply_scores(float (&acc)[kTilesM][kN / 8][4],
     }
     FLASHTILE_UNROLL
     for (int n = 0; n < kN / 8; ++n) {
+      float pair_of_bias[2];
+      if constexpr (kBiasInPairs && kIsInside) {
+        load_element_pair<Config::kBias>(
+            bias + n * 8 * static_cast<int>(element_bytes(Config::kBias)), pair_of_bias);
+      }
       FLASHTILE_UNROLL
       for (int e = 0; e < 2; ++e) {
         const int column = n * 8 + e;
@@ -56,11 +76,14 @@ FLASHTILE_DEVICE void apply_scores(float (&acc)[kTilesM][kN / 8][4],
           place.k_step = column;
           x = Expressions::template score<kIsInside>(rules.user, place, x);
         }
-        if constexpr (Config::kBias != Element::kNone) {
+        if constexpr (kBiasInPairs && kIsInside) {
+          x += pair_of_bias[e];
+        } else if constexpr (Config::kBias != Element::kNone) {
           const bool is_there =
               static_cast<uint32>(lane_key + column) < static_cast<uint32>(sequence.seqlen_k);
-          x += load_element_if<Config::kBias>(is_there,
-                                              bias + column * rules.params.bias.key_stride);
+          const int64 stride =
+              kBiasInPairs ? element_bytes(Config::kBias) : rules.params.bias.key_stride;
+          x += load_element_if<Config::kBias>(is_there, bias + column * stride);
         }
         if constexpr (Config::kHasAlibi) {
           x = fused_multiply_add(-slope, absolute(distance - static_cast<float>(column)), x);
@@ -69,6 +92,84 @@ FLASHTILE_DEVICE void apply_scores(float (&acc)[kTilesM][kN / 8][4],
       }
     }
   });
+}
+
+/// Whether the user's score reads nothing outside of its tensors for any pair of these. Its indices
+/// are linear in query and key, so that the corners tell; by all lanes.
+template <class Config>
+FLASHTILE_DEVICE bool score_reads_inside(const ScoreRules<Config>& rules, int head, int first_q_idx,
+                                         int last_q_idx, int first_key, int last_key) {
+  const int lane = lane_idx();
+  const Pair corner = rules.pair(head, (lane & 1) != 0 ? last_q_idx : first_q_idx,
+                                 (lane & 2) != 0 ? last_key : first_key);
+  return all_lanes(Config::Expressions::score_is_inside(rules.user, corner));
+}
+
+template <class Config, bool kIsSmall, int kTilesM, int kN>
+FLASHTILE_DEVICE void squash_all(float (&acc)[kTilesM][kN / 8][4]) {
+  FLASHTILE_UNROLL
+  for (int m = 0; m < kTilesM; ++m) {
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kN / 8; ++n) {
+      FLASHTILE_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        float& x = acc[m][n][r];
+        x = kIsSmall ? tanh_of_small(x) : ScoreRules<Config>::squash(x);
+      }
+    }
+  }
+}
+
+/// Products become tanh of what they are of the cap. Where all are below most of it, which is the
+/// rule, a polynomial does that: special functions are what kernels wait for.
+template <class Config, int kTilesM, int kN>
+FLASHTILE_DEVICE void cap_scores(float (&acc)[kTilesM][kN / 8][4], const AttentionParams& params) {
+  const float factor = params.softmax_scale * params.inverse_softcap;
+  float largest[2] = {};
+  FLASHTILE_UNROLL
+  for (int m = 0; m < kTilesM; ++m) {
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kN / 8; ++n) {
+      FLASHTILE_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        acc[m][n][r] *= factor;
+        largest[r % 2] = larger(largest[r % 2], absolute(acc[m][n][r]));
+      }
+    }
+  }
+  if (all_lanes(larger(largest[0], largest[1]) <= kSmallTanh)) {
+    squash_all<Config, true, kTilesM, kN>(acc);
+  } else {
+    squash_all<Config, false, kTilesM, kN>(acc);
+  }
+}
+
+/// A row with ALiBi: its slope, negative and in log2 units, and how far its query lies behind the
+/// lane's first key.
+struct TiltedRow {
+  float slope, distance;
+};
+
+/// Products (or capped ones), multiplied by `factor`, become logits in log2 units with ALiBi.
+template <int kTilesM, int kN, class RowOf>
+FLASHTILE_DEVICE void level_scores(float (&acc)[kTilesM][kN / 8][4], float factor,
+                                   const RowOf& row_of) {
+  FLASHTILE_UNROLL
+  for (int m = 0; m < kTilesM; ++m) {
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const TiltedRow row = row_of(m, half);
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kN / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          float& x = acc[m][n][half * 2 + e];
+          const float tilt = row.slope * absolute(row.distance - static_cast<float>(n * 8 + e));
+          x = fused_multiply_add(x, factor, tilt);
+        }
+      }
+    }
+  }
 }
 
 /// The keys that each row of a lane sees by position, relative to a key block's first one.

@@ -66,6 +66,17 @@ float load_element_if(bool is_there, const void* address) {
 }
 
 template <Element element>
+void load_element_pair(const void* address, float (&values)[2]) {
+  constexpr int kBytes = element_bytes(element);
+  if (reinterpret_cast<uintptr_t>(address) % (2 * kBytes) != 0) {
+    emulator::stop("a pair is not aligned");
+  }
+  for (int i = 0; i < 2; ++i) {
+    values[i] = load_element<element>(static_cast<const char*>(address) + i * kBytes);
+  }
+}
+
+template <Element element>
 void store_element(void* address, float value) {
   if constexpr (element == Element::kF32) {
     *static_cast<float*>(address) = value;

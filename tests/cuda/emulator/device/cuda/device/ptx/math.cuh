@@ -35,6 +35,9 @@ inline float multiply_rounded(float a, float b) { return a * b; }
 inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 inline float absolute(float a) { return std::fabs(a); }
 inline float larger(float a, float b) { return std::fmax(a, b); }
+inline float larger_or_nan(float a, float b) {
+  return std::isnan(a) || std::isnan(b) ? not_a_number() : std::fmax(a, b);
+}
 inline float smaller(float a, float b) { return std::fmin(a, b); }
 
 /// Moves a result by about two units of the last place, up or down by its bits.

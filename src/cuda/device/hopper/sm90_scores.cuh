@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From a warpgroup's products to logits where options change or hide scores one by one, and
+// dropout. A lane's scores of a block are an accumulator of one tile of rows.
+#pragma once
+
+#include "cuda/device/hopper/sm90_keys.cuh"
+#include "cuda/device/ptx/warpgroup.cuh"
+#include "cuda/device/score/dropout.cuh"
+#include "cuda/device/score/logits.cuh"
+
+namespace flashtile::device {
+
+template <class Config>
+struct Sm90Scores {
+  using Kind = LogitKind<Config>;
+  using Keys = Sm90Keys<Config>;
+  using Rows = QueryRows<false>;
+  using Expressions = typename Config::Expressions;
+  using UserParams = typename Expressions::Params;
+  static constexpr int kBlockN = Config::kBlockN;
+  using Scores = float[kBlockN / 2];
+  /// Blocks may be known to lie inside of all that is read for their pairs.
+  static constexpr bool kAsksInside =
+      Expressions::kIsScoreLinear || (!Expressions::kHasScore && Config::kBias != Element::kNone);
+  /// Masks other than by position hide pairs.
+  static constexpr bool kHidesPairs = Config::kHasBlockList || Expressions::kHasMask;
+
+  const Sm90ForwardParams& params;
+  const UserParams& user;
+  float slope = 0.0f;  ///< of the tile's head, negative and in log2 units
+
+  FLASHTILE_DEVICE Sm90Scores(const Sm90ForwardParams& p, const UserParams& u)
+      : params(p), user(u) {}
+
+  FLASHTILE_DEVICE static auto tile_of(Scores& scores) -> float (&)[1][kBlockN / 8][4] {
+    return reinterpret_cast<float(&)[1][kBlockN / 8][4]>(scores);
+  }
+  FLASHTILE_DEVICE static int warp_row() { return (thread_idx() / kWarpSize - 4) * 16; }
+
+  FLASHTILE_DEVICE int batch_idx_of(const Sm90Tile& tile) const {
+    return Config::kPackedQ ? tile.batch_idx : tile.batch;
+  }
+  FLASHTILE_DEVICE Sequence sequence_of(const Sm90Tile& tile) const {
+    const PositionParam& position = params.call.position;
+    Sequence sequence;
+    sequence.batch_idx = batch_idx_of(tile);
+    sequence.seqlen_q = Keys(params, tile).seqlen_q();
+    sequence.seqlen_k = Config::kHasLengths ? tile.num_keys : params.call.lengths.max_seqlen_k;
+    sequence.leftpad = Config::kHasLengths ? tile.leftpad : 0;
+    sequence.query_offset = position.has_query_offset
+                                ? position.query_offset
+                                : static_cast<int64>(sequence.seqlen_k) - sequence.seqlen_q;
+    return sequence;
+  }
+  /// Anew each time, and so is all that comes from it: registers are dear.
+  FLASHTILE_DEVICE Rows rows_of(const Sm90Tile& tile) const {
+    Rows rows;
+    rows.first = fresh(Keys(params, tile).first_row());
+    rows.num_rows = Keys(params, tile).seqlen_q();
+    rows.group_size = 1;
+    rows.head = fresh(tile.head);
+    return rows;
+  }
+  /// Calls `use(rules)`: the options of the tile's (sequence, head).
+  template <class Use>
+  FLASHTILE_DEVICE auto with_rules(const Sm90Tile& tile, const Use& use) const {
+    const Sequence sequence = sequence_of(tile);
+    const variant::PositionMask positions_are_apart;
+    return use(ScoreRules<Config>{params.call, user, sequence, positions_are_apart});
+  }
+
+  FLASHTILE_DEVICE void start_tile(const Sm90Tile& tile) {
+    if constexpr (Kind::kIsTilted) {
+      slope = with_rules(
+          tile, [&](const ScoreRules<Config>& rules) { return -kLog2e * rules.slope(tile.head); });
+    }
+  }
+
+  /// How far a row's query lies behind the lane's first key of a block.
+  FLASHTILE_DEVICE float distance_of(const Sm90Tile& tile, int half, int n_block) const {
+    const int64 offset = sequence_of(tile).query_offset;
+    const int lane = fresh(thread_idx());
+    const int row = Keys(params, tile).first_row() + lane / kWarpSize * 16 - 64 +
+                    lane % kWarpSize / 4 + half * 8;
+    return static_cast<float>(offset + row - n_block * kBlockN - lane % 4 * 2);
+  }
+
+  /// Natural logits, in place.
+  FLASHTILE_DEVICE void make_logits(Scores& scores, const Sm90Tile& tile, int n_block) const {
+    with_rules(tile, [&](const ScoreRules<Config>& rules) {
+      const Rows rows = rows_of(tile);
+      const int first_key = n_block * kBlockN;
+      if constexpr (kAsksInside) {
+        const int first = warp_row() / 64 * 64;
+        bool is_inside =
+            rows.is_there(first + 63) && first_key + kBlockN <= rules.sequence.seqlen_k;
+        if constexpr (Expressions::kHasScore) {
+          const int q_idx = rows.first + first;
+          is_inside = is_inside && score_reads_inside(rules, tile.head, q_idx, q_idx + 63,
+                                                      first_key, first_key + kBlockN - 1);
+        }
+        if (is_inside) {
+          apply_scores<Config, true, 1, kBlockN, Config::kBiasInPairs>(tile_of(scores), rules, rows,
+                                                                       warp_row(), first_key);
+          return;
+        }
+      }
+      apply_scores<Config, false, 1, kBlockN, Config::kBiasInPairs>(tile_of(scores), rules, rows,
+                                                                    warp_row(), first_key);
+    });
+  }
+
+  /// Logits in log2 units with ALiBi, in place.
+  FLASHTILE_DEVICE void level(Scores& scores, const Sm90Tile& tile, int n_block) const {
+    level_scores<1, kBlockN>(tile_of(scores), params.scale, [&](int, int half) -> TiltedRow {
+      return {slope, distance_of(tile, half, n_block)};
+    });
+  }
+
+  /// What masks other than by position hide. Pairs are asked in a loop, which takes few registers
+  /// and little text, and leaves a bit of each.
+  FLASHTILE_DEVICE void hide_pairs(Scores& scores, const Sm90Tile& tile, int n_block) const {
+    uint32 kept[2] = {};
+    with_rules(tile, [&](const ScoreRules<Config>& rules) {
+      const Rows rows = rows_of(tile);
+      const int row = warp_row() + lane_idx() / 4;
+      const int q_idx[2] = {rows.q_idx(row), rows.q_idx(row + 8)};
+      const int first_key = n_block * kBlockN + lane_idx() % 4 * 2;
+      FLASHTILE_NO_UNROLL
+      for (int n = 0; n < kBlockN / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int column = n * 2 + i / 2;
+          const int key = first_key + n * 8 + i / 2;
+          const bool is_kept = rules.is_kept(tile.head, q_idx[i % 2], key);
+          kept[i % 2] |= static_cast<uint32>(is_kept) << column;
+        }
+      }
+    });
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      const uint32 bit = 1u << (i / 4 * 2 + i % 2);
+      if ((kept[i / 2 % 2] & bit) == 0) scores[i] = -infinity();
+    }
+  }
+
+  /// Whether some row of the tile sees a key.
+  FLASHTILE_DEVICE bool is_seen_by_any(const Sm90Tile& tile, int key) const {
+    return with_rules(tile, [&](const ScoreRules<Config>& rules) {
+      const Keys keys(params, tile);
+      const int first = keys.first_row();
+      bool is_seen = false;
+      FLASHTILE_NO_UNROLL
+      for (int q_idx = first; q_idx < first + Keys::kBlockM && q_idx < keys.seqlen_q() && !is_seen;
+           ++q_idx) {
+        is_seen = key >= keys.begin(q_idx) && key < keys.end(q_idx) &&
+                  rules.is_kept(tile.head, q_idx, key);
+        if constexpr (Config::kBias != Element::kNone) {
+          is_seen = is_seen && rules.bias_at(tile.head, q_idx, key) != -infinity();
+        }
+      }
+      return is_seen;
+    });
+  }
+
+  FLASHTILE_DEVICE void drop_weights(Scores& weights, const Sm90Tile& tile, int n_block) const {
+    const int thread = fresh(thread_idx());
+    const uint32 batch_head =
+        static_cast<uint32>(batch_idx_of(tile) * params.call.num_heads + tile.head);
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = Keys(params, tile).first_row() + thread / kWarpSize * 16 - 64 +
+                      thread % kWarpSize / 4 + half * 8;
+      drop<kBlockN>(params.call.dropout, batch_head, static_cast<uint32>(row),
+                    static_cast<uint32>(n_block * kBlockN), static_cast<uint32>(thread % 4),
+                    [&](int n, int e) -> float& { return weights[n * 4 + half * 2 + e]; });
+    }
+  }
+};
+
+}  // namespace flashtile::device
