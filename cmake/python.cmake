@@ -15,7 +15,8 @@ find_package(nanobind CONFIG REQUIRED)
 nanobind_add_module(flashtile_python STABLE_ABI NB_STATIC NOMINSIZE
                     ${PROJECT_SOURCE_DIR}/python/src/arrays.cpp
                     ${PROJECT_SOURCE_DIR}/python/src/module.cpp
-                    ${PROJECT_SOURCE_DIR}/python/src/op.cpp)
+                    ${PROJECT_SOURCE_DIR}/python/src/op.cpp
+                    ${PROJECT_SOURCE_DIR}/python/src/xla_call.cpp)
 set_target_properties(flashtile_python PROPERTIES OUTPUT_NAME _core UNITY_BUILD ON)
 target_link_libraries(flashtile_python PRIVATE flashtile_internal)
 # nanobind's headers are not held to our warnings.

@@ -80,6 +80,6 @@ def current_stream(like: Any) -> int:
     if library_of(like) == "torch":
         return int(importlib.import_module("torch").cuda.current_stream(like.device).cuda_stream)
     if library_of(like) == "jax":
-        raise NotImplementedError("flashtile: JAX arrays on a GPU are not taken yet: JAX has no "
-                                  "stream for a call from outside")
+        raise NotImplementedError("flashtile: JAX has no stream for a call from outside: "
+                                  "flashtile.jax.attention takes its arrays on a GPU")
     return 0

@@ -159,7 +159,7 @@ def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, starts_
     out: torch.Tensor = attention(
         *(x.flatten(0, 1) for x in (query, key, value)), cu_seqlens_q=starts_q.int(),
         cu_seqlens_k=starts_k.int(), **options)
-    return out.unflatten(0, query.shape[:2])
+    return out.view(*query.shape[:2], *out.shape[1:])
 
 
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,

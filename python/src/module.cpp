@@ -14,6 +14,7 @@
 #include "flashtile/gpu.hpp"
 #include "flashtile/version.hpp"
 #include "op.hpp"
+#include "xla_call.hpp"
 
 namespace flashtile::python {
 namespace {
@@ -102,6 +103,14 @@ nb::dict machine() {
   return result;
 }
 
+/// Handlers by the names that JAX has for platforms, as the capsules that it registers.
+nb::dict xla_handlers() {
+  nb::dict handlers;
+  handlers["cpu"] = nb::capsule(reinterpret_cast<const void*>(&run_on_cpu));
+  handlers["CUDA"] = nb::capsule(reinterpret_cast<const void*>(&run_on_cuda));
+  return handlers;
+}
+
 nb::dict explain_text(const std::string& problem, const std::string& arch) {
   Context context;
   context.arch = arch;
@@ -127,6 +136,7 @@ NB_MODULE(_core, module) {
       .def("explain", &Op::explain, "tensors"_a, "options"_a, "families"_a.none(), "results"_a,
            "dtypes"_a.none(), "implementation"_a.none(), "max_workers"_a);
   module.def("tables", flashtile::python::all_tables);
+  module.def("xla_handlers", flashtile::python::xla_handlers);
   module.def("machine", flashtile::python::machine);
   module.def("explain", flashtile::python::explain_text, "problem"_a, "arch"_a);
   module.def("supports", &flashtile::supports, "problem"_a);

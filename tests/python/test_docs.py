@@ -18,7 +18,7 @@ BLOCKS = [block for name in FILES for block in readme_snippets.extract(
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.path}:{block.line}")
 def test_block(block, tmp_path):
-    for name in ("torch", "transformers"):
+    for name in ("torch", "transformers", "jax"):
         if f"flashtile.{name}" in block.text and importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
     run = subprocess.run([sys.executable, "-c", block.text], cwd=tmp_path, text=True,
