@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that needs a GPU, in one go: builds, checks, then times. Results go to $OUT.
-#   bench/gpu/session.sh [build] [golden] [check] [sweep] [forward] [options] [decode]
-#     [backward_sweep] [backward]                                      (default: all)
+#   bench/gpu/session.sh [build] [golden] [check] [sweep] [forward] [options] [hopper_options]
+#     [decode] [backward_sweep] [backward]                                      (default: all)
 # $BUILD may hold programs that were built on another machine (flashtile,
 # forward_sweep, backward_sweep, libflashtile.so.X.Y.Z): leave `build` out then.
 set -u
@@ -12,7 +12,7 @@ OUT=${OUT:-/tmp/flashtile-gpu}
 BUILD=${BUILD:-build/gpu}
 mkdir -p "$OUT"
 export FLASHTILE_CACHE_DIR=${FLASHTILE_CACHE_DIR:-$OUT/../flashtile-cache}
-parts=${*:-build golden check sweep forward options decode backward_sweep backward}
+parts=${*:-build golden check sweep forward options hopper_options decode backward_sweep backward}
 jobs=$(nproc)
 
 has() { [[ " $parts " == *" $1 "* ]]; }
@@ -65,6 +65,12 @@ if has options; then
   library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
   python3 bench/gpu/options.py --library "$library" --json "$OUT/options.jsonl" 2>&1 |
     tee "$OUT/options.txt"
+fi
+if has hopper_options; then
+  step hopper_options
+  library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
+  python3 bench/gpu/hopper_options.py --library "$library" --json "$OUT/hopper_options.jsonl" 2>&1 |
+    tee "$OUT/hopper_options.txt"
 fi
 if has decode; then
   step decode

@@ -572,6 +572,37 @@ struct Sm90Compute {
     }
   }
 
+  /// The blocks of a tile behind its first, where tiles do not overlap. Three loops one after the
+  /// other, and not one in another, keep addresses in registers that all lanes share.
+  FLASHTILE_DEVICE void visit_blocks() {
+    if constexpr (kHasPlainLoop) {
+      FLASHTILE_NO_UNROLL
+      while (n_block > end_of_plain && !is_last_of_tile()) careful_block(false, tile);
+      visit_plain_blocks();
+    }
+    if constexpr (!kHasPlainLoop || Keys::kHasBegin) {
+      FLASHTILE_NO_UNROLL
+      while (!is_last_of_tile()) careful_block(false, tile);
+    }
+    clear_values_before();
+  }
+
+  /// The same, and the tiles behind it as long as they come: the entry of the queue that is none.
+  FLASHTILE_DEVICE Sm90Tile visit_tiles() {
+    FLASHTILE_NO_UNROLL
+    while (true) {
+      visit_plain_blocks();
+      Sm90Tile next = tile;
+      const bool crosses = is_last_of_tile();
+      if (crosses) {
+        clear_values_before();
+        next = reader.next(memory);
+        if (!next.is_tile()) return next;
+      }
+      careful_block(crosses, next);
+    }
+  }
+
   FLASHTILE_DEVICE void run() {
     if (group == Config::kNumWarpgroups - 1) pass_turn();
     FLASHTILE_NO_UNROLL
@@ -580,17 +611,10 @@ struct Sm90Compute {
       if (next.kind == kNoTileEver) break;
       if (!next.is_tile()) continue;
       first_block(next);
-      FLASHTILE_NO_UNROLL
-      while (true) {
-        visit_plain_blocks();
-        const bool crosses = is_last_of_tile();
-        if (crosses) {
-          clear_values_before();
-          if constexpr (Config::kNumQueryBuffers == 1) break;
-          next = reader.next(memory);
-          if (!next.is_tile()) break;
-        }
-        careful_block(crosses, next);
+      if constexpr (Config::kNumQueryBuffers == 1) {
+        visit_blocks();
+      } else {
+        next = visit_tiles();
       }
       last_values();
       if (next.kind == kNoTileEver) break;
