@@ -158,10 +158,10 @@ class Expression:
     # What and_masks and or_masks of PyTorch and of Transformers ask of an index, as of a tensor.
     device = None
 
-    def new_ones(self, size: tuple[()], dtype: Any = None) -> Expression:
+    def new_ones(self, size: tuple[()], dtype: Any = None, device: Any = None) -> Expression:
         return _filled(True, size, dtype)
 
-    def new_zeros(self, size: tuple[()], dtype: Any = None) -> Expression:
+    def new_zeros(self, size: tuple[()], dtype: Any = None, device: Any = None) -> Expression:
         return _filled(False, size, dtype)
 
     def to(self, device: Any) -> Expression:

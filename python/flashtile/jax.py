@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ except ImportError as error:
 from flashtile import _core
 from flashtile._attention import ScoreOrMask, Window, dtype_name, gradient_name
 from flashtile._table import OptionRow, output_shape, tables
+from flashtile._vmap import folded, folds, unfolded
 
 __all__ = ["attention"]
 
@@ -51,10 +51,9 @@ class _Call:
     out_dtype: str
     implementation: str
 
-    def names(self, name: str) -> bool:
-        """Whether a score or mask function reads a variable."""
-        texts = [text for option, text in self.options if option in ("score", "mask")]
-        return any(re.search(rf"\b{name}\b", text) for text in texts)
+    def texts(self) -> list[str]:
+        """The score and mask functions."""
+        return [text for option, text in self.options if option in ("score", "mask")]
 
 
 def _axes(arrays: Mapping[str, jax.Array]) -> frozenset[Any]:
@@ -106,58 +105,20 @@ def _run_backward(call: _Call, wanted: tuple[str, ...],
     return {name: found[gradient_name(name)] for name in wanted}
 
 
-# Arrays whose first axis is the batch, in a call that is not packed.
-_OF_BATCH = {"q", "k", "v", "out", "dout", "seqused_k", "leftpad_k", "block_table", "lse", "dlse"}
-_MAY_BE_1 = {"bias": 4, "block_counts": 3, "block_indices": 4}  # and their dimensions
-
-
-def _folds(call: _Call, name: str, is_batched: bool, wants_gradient: bool) -> bool:
-    """Whether an array of one call can be part of a call for the whole axis of vmap."""
-    if name in _OF_BATCH or name in _MAY_BE_1 or name == "alibi_slopes":
-        return True
-    if is_batched or wants_gradient:
-        return False  # sinks, aux arrays, seeds: all sequences of a call share them
-    return not name.startswith("aux.") or not call.names("batch")
-
-
-def _folded(name: str, array: jax.Array, is_batched: bool, size: int, batch_size: int,
-            wants_gradient: bool) -> jax.Array:
-    """An array for all of vmap's axis, which becomes the slower part of the batch."""
-    if name in _OF_BATCH:
-        if not is_batched:
-            array = jnp.broadcast_to(array, (size, *array.shape))
-        return array.reshape(size * array.shape[1], *array.shape[2:])
-    if name == "alibi_slopes" and (is_batched or wants_gradient or array.ndim == 2):
-        array = array if is_batched else array[None]
-        array = array if array.ndim == 3 else array[:, None]
-    elif name in _MAY_BE_1 and (is_batched or wants_gradient or array.shape[0] > 1):
-        array = array if is_batched else array[None]
-    else:
-        return array
-    array = jnp.broadcast_to(array, (size, batch_size, *array.shape[2:]))
-    return array.reshape(size * batch_size, *array.shape[2:])
-
-
 def _by_vmap(call: _Call, size: int, batched: dict[str, bool], inputs: dict[str, jax.Array],
              wanted: tuple[str, ...], run: Any) -> tuple[Any, Any]:
-    """One call for a whole axis of vmap, which is in front of the arrays that are batched."""
-    packed = "cu_seqlens_q" in inputs or "cu_seqlens_k" in inputs or "cache_batch_idx" in inputs
-    if packed or call.names("batch") or _SEED in inputs or "block_table" in inputs or not all(
-            _folds(call, name, batched[name], name in wanted) for name in inputs):
+    """One call for a whole axis of vmap, or one after the other."""
+    if _SEED in inputs or not folds(batched, wanted, call.texts()):
         shared = {name: array for name, array in inputs.items() if not batched[name]}
         found = jax.lax.map(lambda part: run({**shared, **part}), {
             name: array for name, array in inputs.items() if batched[name]})
         return found, dict.fromkeys(found, True)
     batch_size = inputs["q"].shape[1 if batched["q"] else 0]
-    found = run({name: _folded(name, array, batched[name], size, batch_size, name in wanted)
-                 for name, array in inputs.items()})
-    split = {name: array.reshape(size, batch_size, *array.shape[1:])
-             for name, array in found.items()}
-    for name in wanted:  # of sizes that stood for the whole batch
-        shape = inputs[name].shape[1:] if batched[name] else inputs[name].shape
-        while split[name].ndim > len(shape) + 1 or split[name].shape[1] > shape[0]:
-            split[name] = split[name].sum(1, keepdims=split[name].ndim <= len(shape) + 1)
-    return split, dict.fromkeys(split, True)
+    found = run({name: folded(name, array, batched[name], name in wanted, size, batch_size,
+                              jnp.broadcast_to) for name, array in inputs.items()})
+    shapes = {name: inputs[name].shape[1 if batched[name] else 0:] for name in wanted}
+    return ({name: unfolded(array, size, shapes.get(name)) for name, array in found.items()},
+            dict.fromkeys(found, True))
 
 
 def _forward(call: _Call, inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -24,8 +24,14 @@ except ImportError as error:
 from flashtile import expressions
 from flashtile._attention import ScoreOrMask, Window, dtype_name, gradient_name
 from flashtile._table import core_op, output_shape, tables
+from flashtile._vmap import folded, folds, unfolded
 
 __all__ = ["attention", "flex_attention", "scaled_dot_product_attention", "sdpa"]
+
+try:
+    from torch.nn.attention.flex_attention import noop_mask as _noop_mask
+except ImportError:  # before PyTorch 2.5, which has no BlockMask
+    _noop_mask = None
 
 _FORWARD = tables()["attention_fwd"]
 _BACKWARD = tables()["attention_bwd"]
@@ -162,6 +168,84 @@ def _no_second(ctx: Any, *gradients: Any) -> Any:
     raise NotImplementedError("flashtile: attention has no second derivatives")
 
 
+class _Batched:
+    """Arguments of one of the ops under vmap: the axis in front, and which tensors have it."""
+
+    def __init__(self, in_dims: tuple[Any, ...], arguments: tuple[Any, ...], num_more: int) -> None:
+        self.arguments = [self._moved(*pair) for pair in zip(arguments, in_dims)]
+        self.dims = in_dims
+        self.num_more = num_more  # arguments of attention_bwd in front of the shared ones
+        self.call = _Arguments(tuple(self.arguments[num_more:]))
+
+    @classmethod
+    def _moved(cls, value: Any, dim: Any) -> Any:
+        if isinstance(value, list):
+            return [cls._moved(*pair) for pair in zip(value, dim or [None] * len(value))]
+        return value if dim is None else value.movedim(dim, 0)
+
+    def places(self) -> Iterator[tuple[str, Any, bool]]:
+        """Name, tensor and whether it has the axis."""
+        rows = ["dout", "dlse", "out", "lse"][4 - max(self.num_more - 1, 0):]
+        rows += [row.name for row in _INPUTS]
+        start = 1 if self.num_more else 0
+        for name, tensor, dim in zip(rows, self.arguments[start:], self.dims[start:]):
+            if tensor is not None:
+                yield name, tensor, dim is not None
+        dims = self.dims[start + len(rows)] or [None] * len(self.call.aux)
+        for name, tensor, dim in zip(self.call.aux_names, self.call.aux, dims):
+            yield f"aux.{name}", tensor, dim is not None
+
+    def with_tensors(self, change: Callable[[str, Any, bool], Any]) -> list[Any]:
+        """The arguments with other tensors."""
+        changed = {name: change(name, tensor, is_batched)
+                   for name, tensor, is_batched in self.places()}
+        given = list(self.arguments)
+        rows = ["dout", "dlse", "out", "lse"] if self.num_more else []
+        start = 1 if self.num_more else 0
+        for place, name in enumerate([*rows, *[row.name for row in _INPUTS]], start):
+            given[place] = changed.get(name)
+        given[start + len(rows) + _NUM_INPUTS] = [
+            changed[f"aux.{name}"] for name in self.call.aux_names]
+        return given
+
+    def uses_random_numbers(self) -> bool:
+        return bool(self.call.options[[row.name for row in _OPTIONS].index("dropout_p")])
+
+    def texts(self) -> list[str]:
+        named = zip((row.name for row in _OPTIONS), self.call.options)
+        return [text for name, text in named if name in ("score", "mask") and text]
+
+
+def _vmap(op: Any, num_more: int) -> Callable[..., Any]:
+    """The rule of an op: one call for the whole axis, or one after the other."""
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        size = info.batch_size
+        given = _Batched(in_dims, arguments, num_more)
+        wanted = arguments[0] if num_more else []
+        batched = {name: is_batched for name, _, is_batched in given.places()}
+        seeds = given.arguments[-3] if in_dims[-3] is not None else None
+        if given.uses_random_numbers() or not folds(batched, wanted, given.texts()):
+            parts = []
+            for n in range(size):
+                one = given.with_tensors(lambda _, tensor, has: tensor[n] if has else tensor)
+                if seeds is not None:
+                    one[-3] = seeds[n]
+                parts.append(op(*one))
+            found = [torch.stack(results) for results in zip(*parts)]
+        else:
+            shapes = {name: tensor.shape[1 if has else 0:] for name, tensor, has in given.places()}
+            batch_size = shapes["q"][0]
+            results = op(*given.with_tensors(
+                lambda name, tensor, has: folded(name, tensor, has, name in wanted, size,
+                                                 batch_size, torch.broadcast_to)))
+            known = [shapes[name] for name in wanted] or [None] * len(results)
+            found = [unfolded(*pair) for pair in zip(results, [size] * len(results), known)]
+        if num_more:
+            return found, [0] * len(found)
+        return tuple(found), (0,) * len(found)
+    return rule
+
+
 for _name, _kernel, _fake in (("attention_fwd", _forward, _forward_fake),
                               ("attention_bwd", _backward, _backward_fake)):
     for _device in ("CPU", "CUDA"):
@@ -170,6 +254,10 @@ for _name, _kernel, _fake in (("attention_fwd", _forward, _forward_fake),
 torch.library.register_autograd("flashtile::attention_fwd", _autograd,
                                 setup_context=_setup_context, lib=_LIBRARY)
 torch.library.register_autograd("flashtile::attention_bwd", _no_second, lib=_LIBRARY)
+torch.library.register_vmap("flashtile::attention_fwd",
+                            _vmap(torch.ops.flashtile.attention_fwd, 0), lib=_LIBRARY)
+torch.library.register_vmap("flashtile::attention_bwd",
+                            _vmap(torch.ops.flashtile.attention_bwd, 5), lib=_LIBRARY)
 
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
@@ -332,6 +420,16 @@ def sdpa() -> Iterator[None]:
         functional.scaled_dot_product_attention = before
 
 
+def _block_lists(block_mask: Any) -> dict[str, Any]:
+    """The blocks of a BlockMask, those that it calls full among the others."""
+    rows, columns = block_mask.BLOCK_SIZE
+    listed = block_mask.to_dense() > 0
+    return {"block_counts": listed.sum(-1, dtype=torch.int32), "block_rows": rows,
+            "block_indices": listed.to(torch.int8).argsort(dim=-1, descending=True,
+                                                           stable=True).int(),
+            "block_cols": columns}
+
+
 def flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                    score_mod: Callable[..., Any] | None = None, block_mask: Any = None,
                    scale: float | None = None, enable_gqa: bool = False,
@@ -339,8 +437,9 @@ def flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     """torch.nn.attention.flex_attention.flex_attention by flashtile.
 
     score_mod and the block mask's mask_mod are traced to expressions, once a call; tensors that
-    they index get gradients. Which blocks are visited follows from the mask's expression, so that a
-    BlockMask's own lists are not looked at, and `block_mask` may also be a mask_mod itself.
+    they index get gradients. `block_mask` may also be a mask_mod itself, whose expression says
+    which blocks are visited. A BlockMask may have no mask_mod; where it has one, its pairs are
+    those in the blocks that it lists for which mask_mod is true, also in blocks that it calls full.
 
     Args:
         query, key, value: (batch, heads, seqlen, head_dim).
@@ -359,8 +458,12 @@ def flex_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(f"flex_attention: query has {query.shape[1]} heads, key {key.shape[1]}, "
                          "expected as many without enable_gqa")
-    mask = getattr(block_mask, "mask_mod", block_mask)
+    mask, blocks = block_mask, {}
+    if hasattr(block_mask, "kv_num_blocks"):
+        blocks = _block_lists(block_mask)
+        mask = None if block_mask.mask_mod is _noop_mask else block_mask.mask_mod
     out, lse = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
-                         score=score_mod, mask=mask, softmax_scale=scale, return_lse=True)
+                         score=score_mod, mask=mask, softmax_scale=scale, return_lse=True,
+                         **blocks)
     out = out.transpose(1, 2)
     return (out, lse) if return_lse else out

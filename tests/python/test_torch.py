@@ -285,6 +285,38 @@ def test_flex_attention():
     assert (table.grad - expected).abs().max() < 1e-4
 
 
+def test_block_masks_of_lists():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    torch.manual_seed(7)
+    q, k, v = (torch.randn(2, 2, 96, 16, requires_grad=True) for _ in range(3))
+    # (2, 1, 3, 3): two blocks in the first row of blocks, none in the last one of sequence 1.
+    counts = torch.tensor([[[2, 1, 1]], [[1, 2, 0]]], dtype=torch.int32)
+    indices = torch.tensor([[[2, 0, 1], [1, 0, 2], [0, 1, 2]],
+                            [[1, 0, 2], [0, 2, 1], [0, 1, 2]]], dtype=torch.int32)[:, None]
+    full = (counts == 1).int(), torch.tensor([2, 0, 1], dtype=torch.int32).expand_as(indices)
+
+    def causal(b, h, i, j):
+        return flex.and_masks(lambda b, h, i, j: j <= i, lambda b, h, i, j: i < 90)(b, h, i, j)
+
+    for lists, mask_mod in ((full, None), ((None, None), None), ((None, None), causal)):
+        block_mask = flex.BlockMask.from_kv_blocks(counts, indices, *lists, BLOCK_SIZE=32,
+                                                   mask_mod=mask_mod)
+        listed = block_mask.to_dense() > 0
+        seen = listed.repeat_interleave(32, -1).repeat_interleave(32, -2)
+        if mask_mod:
+            i, j = torch.arange(96)[:, None], torch.arange(96)
+            seen = seen & (j <= i) & (i < 90)
+        some = seen.any(-1, keepdim=True)
+        scores = (q @ k.transpose(-1, -2) / 4).masked_fill(~seen, -torch.inf)
+        right = (torch.softmax(torch.where(some, scores, 0.0), -1) * some) @ v
+        found = ft.flex_attention(q, k, v, block_mask=block_mask)
+        assert (found - right).abs().max() < 3e-6
+        dout = torch.randn_like(right)
+        for a, b in zip(torch.autograd.grad(found, (q, k, v), dout),
+                        torch.autograd.grad(right, (q, k, v), dout)):
+            assert (a - b).abs().max() < 1e-5
+
+
 def test_tensors_without_dimensions_have_gradients():
     q, k, v = qkv()
     factor = torch.tensor(0.5, requires_grad=True)
@@ -306,3 +338,86 @@ def test_trace_refuses():
         flashtile.expressions.lift(table)
     with pytest.raises(flashtile.TraceError, match="torch.erf has no counterpart"):
         flashtile.trace(lambda s, b, h, i, j: torch.erf(s))
+
+
+def split_batch(*tensors):
+    return [x.detach().unflatten(0, (3, 2)) for x in tensors]
+
+
+def vmap_cases():
+    torch.manual_seed(9)
+    biases = torch.randn(3, 1, 4, 5, 7), torch.randn(2, 4, 5, 7), torch.randn(1, 4, 5, 7)
+    slopes = torch.rand(3, 4), torch.rand(2, 4), torch.rand(4)
+    return [((0, 0, 0), {}), ((0, None, None), {}), ((None, 1, None), {}),
+            ((0, 0, 0), {"bias": (biases[0], 0)}), ((0, 0, 0), {"bias": (biases[1], None)}),
+            ((0, 0, None), {"bias": (biases[2], None)}), ((0, 0, 0), {"sink": (slopes[0], 0)}),
+            ((0, 0, 0), {"alibi_slopes": (slopes[0], 0)}),
+            ((0, 0, 0), {"alibi_slopes": (slopes[1], None)}),
+            ((0, 0, 0), {"sink": (slopes[2], None), "alibi_slopes": (slopes[2], None)})]
+
+
+def backward_op(out, lse, **inputs):
+    """The gradients of the sum of out^2 / 2 and lse^2 / 2 by the op itself, which vmap sees."""
+    given = dict(inputs, gradients=list(inputs), dout=out, dlse=lse, out=out, lse=lse, causal=True,
+                 aux=[], aux_names=[], params=[], param_names=[])
+    names = [row.name for row in torch.ops.flashtile.attention_bwd.default._schema.arguments]
+    return torch.ops.flashtile.attention_bwd(*[given.get(name) for name in names])
+
+
+@pytest.mark.parametrize("axes, more", vmap_cases())
+def test_vmap(axes, more):
+    torch.manual_seed(8)
+    shapes = (6, 5, 4, 8), (6, 7, 2, 8), (6, 7, 2, 8)
+    args = [x[0] if axis is None else x.movedim(0, axis)
+            for x, axis in zip(split_batch(*map(torch.randn, shapes)), axes)]
+    args = [x.clone().requires_grad_() for x in (*args, *[x for x, _ in more.values()])]
+    in_dims = (*axes, *[axis for _, axis in more.values()])
+
+    def function(q, k, v, *rest):
+        return ft.attention(q, k, v, causal=True, return_lse=True, **dict(zip(more, rest)))
+
+    def one(n):
+        return [x if axis is None else x.select(axis, n) for x, axis in zip(args, in_dims)]
+
+    found = torch.func.vmap(function, in_dims)(*args)
+    apart = [function(*one(n)) for n in range(3)]
+    for a, b in zip(found, map(torch.stack, zip(*apart))):
+        assert torch.allclose(a, b, atol=3e-6)
+    gradients = [torch.autograd.grad(sum(x.square().sum() for x in results), args)
+                 for results in (found, [x for part in apart for x in part])]
+    for a, b in zip(*gradients):
+        assert torch.allclose(a, b, atol=3e-5)
+    with torch.no_grad():
+        found = torch.func.vmap(lambda out, lse, q, k, v, *rest: backward_op(
+            out, lse, q=q, k=k, v=v, **dict(zip(more, rest))), (0, 0, *in_dims))(*found, *args)
+    for n, (out, lse) in enumerate(apart):
+        inputs = [x.detach().requires_grad_() for x in one(n)]
+        total = sum(x.square().sum() / 2 for x in function(*inputs))
+        for a, b in zip(found, torch.autograd.grad(total, inputs)):
+            assert a[n].shape == b.shape and torch.allclose(a[n], b, atol=3e-5)
+
+
+def test_vmap_where_calls_cannot_be_one():
+    torch.manual_seed(8)
+    q, k, v = split_batch(*map(torch.randn, ((6, 5, 4, 8), (6, 7, 2, 8), (6, 7, 2, 8))))
+    table = torch.tensor([1.0, 2.0])
+
+    def by_batch(q, k, v):
+        return ft.attention(q, k, v, score="score + t[batch] * float(k_idx)", aux={"t": table})
+
+    starts = [torch.tensor(x, dtype=torch.int32) for x in ([0, 2, 5], [0, 4, 7])]
+
+    def packed(q, k, v):
+        return ft.attention(q[0], k[0], v[0], cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])
+
+    for function in (by_batch, packed):
+        found = torch.func.vmap(function)(q, k, v)
+        assert torch.allclose(found, torch.stack([function(q[n], k[n], v[n]) for n in range(3)]))
+
+    def drop(q, k, v):
+        return ft.attention(q, k, v, dropout_p=0.5)
+
+    q, k, v = (x[:1].expand_as(x) for x in (q, k, v))
+    same = torch.func.vmap(drop, randomness="same")(q, k, v)
+    different = torch.func.vmap(drop, randomness="different")(q, k, v)
+    assert torch.equal(same[0], same[1]) and not torch.equal(different[0], different[1])
