@@ -11,6 +11,7 @@
 #include "cpu/attention_call.hpp"
 #include "cpu/attention_merge.hpp"
 #include "cpu/cpu_info.hpp"
+#include "cpu/scalar_decay_call.hpp"
 #include "ops/linear/implementation.hpp"
 
 namespace flashtile {
@@ -20,7 +21,7 @@ namespace {
 #define FLASHTILE_ENTRY(isa_value, name)                                                   \
   IsaEntry {                                                                               \
     isa_value, "attention_fwd_" #name, "attention_bwd_" #name, &name::attention_kernels(), \
-        "attention_merge_" #name, &name::serving_kernels()                                 \
+        "attention_merge_" #name, &name::serving_kernels(), &name::scalar_decay_kernels()  \
   }
 
 /// From worst to best; `attention_kernels` of a set that the build lacks is not named.
@@ -87,6 +88,30 @@ MergeImplementation merge_implementation() {
           }};
 }
 
+std::string refuse_linear(const LinearProblem& problem) {
+  if (problem.device.type != DeviceType::kCpu) return "runs on the CPU, tensors are on a device";
+  if (problem.dtype == DType::kF64) return "computes in float32; f64 is served by the reference";
+  return {};
+}
+
+template <size_t index>
+LinearImplementation scalar_decay_implementation(LinearPass pass) {
+  if (pass == LinearPass::kBackward) {
+    return {isa_name(all_entries()[index].isa), refuse_linear,
+            [](const LinearProblem& p) { return plan_scalar_decay_bwd(all_entries()[index], p); },
+            [](const LinearProblem& p, const LinearPlan& plan, const LinearArgs& args,
+               const Context& context) {
+              launch_scalar_decay_bwd(all_entries()[index], p, plan, args, context);
+            }};
+  }
+  return {isa_name(all_entries()[index].isa), refuse_linear,
+          [](const LinearProblem& p) { return plan_scalar_decay_fwd(all_entries()[index], p); },
+          [](const LinearProblem& p, const LinearPlan& plan, const LinearArgs& args,
+             const Context& context) {
+            launch_scalar_decay_fwd(all_entries()[index], p, plan, args, context);
+          }};
+}
+
 /// How many entries FLASHTILE_MAX_ISA leaves: all where it is not set.
 size_t num_allowed_entries() {
   std::vector<std::string_view> names;
@@ -120,6 +145,13 @@ std::vector<MergeImplementation> merge_list(std::index_sequence<index...>) {
   return available<MergeImplementation>(all);
 }
 
+template <size_t... index>
+std::vector<LinearImplementation> scalar_decay_list(LinearPass pass,
+                                                    std::index_sequence<index...>) {
+  const LinearImplementation all[] = {scalar_decay_implementation<index>(pass)...};
+  return available<LinearImplementation>(all);
+}
+
 }  // namespace
 }  // namespace cpu
 
@@ -131,9 +163,9 @@ std::vector<MergeImplementation> cpu_merge_implementations() {
   return cpu::merge_list(std::make_index_sequence<cpu::kNumEntries>());
 }
 
-/// Linear attention has no kernels here: its references run.
-std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily, LinearPass) {
-  return {};
+std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily family, LinearPass pass) {
+  if (family != LinearFamily::kScalarDecay) return {};
+  return cpu::scalar_decay_list(pass, std::make_index_sequence<cpu::kNumEntries>());
 }
 
 }  // namespace flashtile

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The forward of a chunk with scalar decay; formulas are in scalar_decay_chunk.hpp.
+
+#include "cpu/kernels/scalar_decay_chunk.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// Operands and sums of a chunk. Floats serve on either side of a product, so of those that are
+/// marked below there is only one.
+template <class Operands>
+struct ScalarDecayFwdScratch {
+  using Element = typename Operands::Element;
+
+  Element* q;
+  Element* k_transposed;
+  Element* k;
+  float* v_floats;
+  Element* v;  ///< v_floats
+  Element* v_decayed;
+  Element* state;  ///< none: the state itself
+  float* s;
+  Element* p;  ///< s
+  float* out;
+  ChunkFactors factors;
+  float* row_scale;
+  int64_t ld_k, ld_v, ld_rows;
+  int64_t bytes;
+
+  ScalarDecayFwdScratch(char* memory, const ScalarDecayShape& shape) {
+    Scratch scratch{memory};
+    const int64_t rows = shape.max_rows;
+    ld_k = tile_ld(shape.head_dim);
+    ld_v = scalar_decay_state_ld(shape);
+    ld_rows = tile_ld(rows);
+    const auto operand = [&](int64_t count, int64_t ld) {
+      return reinterpret_cast<Element*>(scratch.take_bytes(Operands::bytes(count, ld)));
+    };
+    q = operand(rows, ld_k);
+    k_transposed = operand(shape.head_dim, ld_rows);
+    k = operand(rows, ld_k);
+    v_floats = scratch.take<float>(rows * ld_v);
+    v_decayed = operand(rows, ld_v);
+    s = scratch.take<float>(rows * ld_rows);
+    out = scratch.take<float>(rows * ld_v);
+    factors.from_state = scratch.take<float>(ld_rows);
+    factors.to_state = scratch.take<float>(ld_rows);
+    row_scale = scratch.take<float>(ld_rows);
+    if constexpr (kHasFloatElements<Operands>) {
+      v = v_floats;
+      state = nullptr;
+      p = s;
+    } else {
+      v = operand(rows, ld_v);
+      state = operand(shape.head_dim, ld_v);
+      p = operand(rows, ld_rows);
+    }
+    bytes = scratch.used;
+  }
+};
+
+/// Packs what all members share. False: the chunk has to be taken row by row.
+template <class Operands>
+bool pack_fwd_inputs(const ScalarDecayFwdChunk& c, ScalarDecayFwdScratch<Operands>& scratch) {
+  const ScalarDecayShape& shape = *c.shape;
+  const RowList keys(c.k, c.rows);
+  const RowSource k{keys.rows, c.k.dtype, c.k.stride};
+  const bool has_nonfinite_key =
+      Operands::pack_right(k, c.rows, shape.head_dim, scratch.k, scratch.ld_k);
+  const bool has_nonfinite_value =
+      pack_values(shape, c.v, c.rows, scratch.v_floats, scratch.ld_v);
+  if (c.rows > 1 && (has_nonfinite_key || has_nonfinite_value)) return false;
+  if (c.num_members > 0) {
+    Operands::pack_right_transposed(k, c.rows, shape.head_dim, scratch.k_transposed,
+                                    scratch.ld_rows);
+  }
+  if constexpr (!kHasFloatElements<Operands>) {
+    if (c.num_members > 0) {
+      right_from_floats(scratch.v_floats, scratch.ld_v, c.rows, state_columns(shape), nullptr,
+                        scratch.v, scratch.ld_v);
+    }
+  }
+  return true;
+}
+
+/// O of one output head, before the divisor.
+template <class F, class Operands>
+void fwd_products(const ScalarDecayFwdChunk& c, const ChunkRows& q,
+                  const typename Operands::Element* state,
+                  ScalarDecayFwdScratch<Operands>& scratch) {
+  const ScalarDecayShape& shape = *c.shape;
+  const int64_t columns = state_columns(shape);
+  const RowList queries(q, c.rows);
+  Operands::pack_left({queries.rows, q.dtype, q.stride}, c.rows, shape.head_dim, scratch.q,
+                      scratch.ld_k);
+  const int64_t seeing = c.has_state ? rows_before_reset(c.gates, c.rows) : 0;
+  if (seeing > 0) {
+    Operands::multiply(seeing, columns, shape.head_dim, scratch.q, scratch.ld_k, state,
+                       scratch.ld_v, {scratch.out, scratch.ld_v});
+  }
+  for (int64_t begin = 0; begin < c.rows; begin += kChunkBlock) {
+    const int64_t end = begin + kChunkBlock < c.rows ? begin + kChunkBlock : c.rows;
+    Operands::multiply(end - begin, end, shape.head_dim, scratch.q + begin * scratch.ld_k,
+                       scratch.ld_k, scratch.k_transposed, scratch.ld_rows,
+                       {scratch.s + begin * scratch.ld_rows, scratch.ld_rows});
+    for (int64_t i = begin; i < end; ++i) {
+      decay_row<F>(c.gates, c.gates.weight, shape.scale, i, end, scratch.s + i * scratch.ld_rows,
+                   scratch.p + i * scratch.ld_rows);
+    }
+    const int64_t middle = seeing < begin ? begin : seeing < end ? seeing : end;
+    const auto add_values = [&](int64_t from, int64_t to, bool accumulate) {
+      if (from == to) return;
+      GemmC out{scratch.out + from * scratch.ld_v, scratch.ld_v};
+      out.accumulate = accumulate;
+      if (accumulate) out.row_scale = scratch.factors.from_state + from;
+      Operands::multiply(to - from, columns, end, scratch.p + from * scratch.ld_rows,
+                         scratch.ld_rows, scratch.v, scratch.ld_v, out);
+    };
+    add_values(begin, middle, true);
+    add_values(middle, end, false);
+  }
+}
+
+/// Divides, adds the skip, and writes the output rows.
+template <class Operands>
+void finish_fwd(const ScalarDecayFwdChunk& c, const ChunkRows& target,
+                ScalarDecayFwdScratch<Operands>& scratch) {
+  const ScalarDecayShape& shape = *c.shape;
+  const float* row_scale = nullptr;
+  if (shape.divisor != ChunkDivisor::kNone) {
+    for (int64_t i = 0; i < c.rows; ++i) {
+      const float floor = shape.divisor == ChunkDivisor::kAtLeastFloor ? c.gates.floor[i] : 1.0f;
+      scratch.row_scale[i] = inverse_divisor(
+          shape.divisor, scratch.out[i * scratch.ld_v + shape.head_dim_v], floor);
+    }
+    row_scale = scratch.row_scale;
+  }
+  if (c.skip != nullptr) {
+    for (int64_t i = 0; i < c.rows; ++i) {
+      float* out = scratch.out + i * scratch.ld_v;
+      const float* v = scratch.v_floats + i * scratch.ld_v;
+      for (int64_t j = 0; j < shape.head_dim_v; ++j) {
+        out[j] += c.skip[j] * v[j];
+      }
+    }
+  }
+  const RowList rows(target, c.rows);
+  unpack_rows(scratch.out, scratch.ld_v, c.rows, shape.head_dim_v,
+              {rows.rows, target.dtype, target.stride}, 1.0f, row_scale);
+}
+
+template <class F, class Operands>
+bool scalar_decay_fwd_chunk(const ScalarDecayFwdChunk& c) {
+  using Element = typename Operands::Element;
+  const ScalarDecayShape& shape = *c.shape;
+  ScalarDecayFwdScratch<Operands> scratch(c.scratch, shape);
+  if (!pack_fwd_inputs(c, scratch)) return false;
+  set_chunk_factors<F>(c.gates, shape.scale, c.rows, &scratch.factors);
+
+  const Element* state = nullptr;
+  if constexpr (kHasFloatElements<Operands>) {
+    state = c.state;
+  } else {
+    state = scratch.state;
+    if (c.has_state && c.num_members > 0) {
+      right_from_floats(c.state, scratch.ld_v, shape.head_dim, state_columns(shape), nullptr,
+                        scratch.state, scratch.ld_v);
+    }
+  }
+  for (int64_t member = 0; member < c.num_members; ++member) {
+    fwd_products<F, Operands>(c, c.q[member], state, scratch);
+    finish_fwd(c, c.out[member], scratch);
+  }
+
+  multiply_by_weights(c.gates.weight, c.rows, scratch.factors.to_state);
+  right_from_floats(scratch.v_floats, scratch.ld_v, c.rows, state_columns(shape),
+                    scratch.factors.to_state, scratch.v_decayed, scratch.ld_v);
+  update_state<Operands>(shape.head_dim, state_columns(shape), c.rows, scratch.factors.state,
+                         c.has_state, scratch.k, scratch.ld_k, scratch.v_decayed, scratch.ld_v,
+                         c.state);
+  return true;
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the launchers of linear attention share: rows and states as kernels take them.
+#pragma once
+
+#include <vector>
+
+#include "cpu/kernels/scalar_decay_types.hpp"
+#include "ops/linear/implementation.hpp"
+#include "ops/linear/sequences.hpp"
+#include "ops/scalar_decay/gates.hpp"
+
+namespace flashtile::cpu {
+
+/// Rows of a chunk where no cache asks for more, and where a state is large.
+inline constexpr int64_t kChunkRows = 64;
+inline constexpr int64_t kLongChunkRows = 128;
+
+/// Rows of a chunk for a problem: more where a state, which each chunk reads and writes, fills the
+/// second cache, and no more than the longest sequence has.
+int64_t chunk_rows_of(const LinearProblem& problem);
+
+/// Rows [begin, ...) of a head of a sequence.
+ChunkRows chunk_rows(const HeadRows& rows, int64_t begin);
+
+/// A state in the form of kernels: head_dim rows of `ld` floats, S and behind it, where `has_norm`, a
+/// column n; zeros up to ld. Absent tensors are zero.
+void load_state_rows(const LinearProblem& problem, const LinearStates& states, int64_t batch_idx,
+                     int64_t head, bool has_norm, int64_t ld, float* state);
+void store_state_rows(const LinearProblem& problem, const LinearStates& states, int64_t batch_idx,
+                      int64_t head, bool has_norm, int64_t ld, const float* state);
+
+/// The gates of one chunk of a head.
+class ChunkGateRows {
+ public:
+  explicit ChunkGateRows(int64_t max_rows);
+
+  /// Of rows [begin, begin + rows). Valid until the next call.
+  ChunkGates of(const ScalarGates& gates, bool has_weight, int64_t begin, int64_t rows);
+
+ private:
+  std::vector<float> high_, low_, weight_, floor_;
+  std::vector<int32_t> first_;
+};
+
+}  // namespace flashtile::cpu

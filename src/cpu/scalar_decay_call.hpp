@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The launchers of scalar decay on the CPU.
+#pragma once
+
+#include "cpu/attention_call.hpp"
+#include "cpu/linear_call.hpp"
+
+namespace flashtile::cpu {
+
+/// The kernels that a problem is computed with: bf16 pairs for bf16 inputs where there are any.
+const ScalarDecayOperandKernels& scalar_decay_operands(const ScalarDecayKernels& kernels,
+                                                       DType dtype);
+ScalarDecayShape scalar_decay_shape(const LinearProblem& problem, int64_t max_rows);
+
+LinearPlan plan_scalar_decay_fwd(const IsaEntry& isa, const LinearProblem& problem);
+void launch_scalar_decay_fwd(const IsaEntry& isa, const LinearProblem& problem,
+                             const LinearPlan& plan, const LinearArgs& args,
+                             const Context& context);
+
+LinearPlan plan_scalar_decay_bwd(const IsaEntry& isa, const LinearProblem& problem);
+void launch_scalar_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
+                             const LinearPlan& plan, const LinearArgs& args,
+                             const Context& context);
+
+/// Multiply-adds of the forward, about.
+double scalar_decay_work(const LinearProblem& problem);
+
+}  // namespace flashtile::cpu
