@@ -37,8 +37,8 @@ struct StateElements {
   char* at(int64_t row, int64_t col) const { return data + row * row_stride + col * col_stride; }
 };
 
-void load_rows(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t rows, int64_t cols,
-               int64_t ld, float* to) {
+void load_rows(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t rows,
+               int64_t cols, int64_t ld, float* to) {
   if (!tensor) return;
   const StateElements from(tensor, batch_idx, head);
   for (int64_t r = 0; r < rows; ++r) {

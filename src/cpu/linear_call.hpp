@@ -23,8 +23,8 @@ int64_t chunk_rows_of(const LinearProblem& problem);
 /// Rows [begin, ...) of a head of a sequence.
 ChunkRows chunk_rows(const HeadRows& rows, int64_t begin);
 
-/// A state in the form of kernels: head_dim rows of `ld` floats, S and behind it, where `has_norm`, a
-/// column n; zeros up to ld. Absent tensors are zero.
+/// A state in the form of kernels: head_dim rows of `ld` floats, S and behind it, where `has_norm`,
+/// a column n; zeros up to ld. Absent tensors are zero.
 void load_state_rows(const LinearProblem& problem, const LinearStates& states, int64_t batch_idx,
                      int64_t head, bool has_norm, int64_t ld, float* state);
 void store_state_rows(const LinearProblem& problem, const LinearStates& states, int64_t batch_idx,

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Backward of scalar decay on the CPU. A task is one key head of one sequence with all states that
-// read it, from the last chunk to the first. States inside of the sequence are worked out again: one
-// is kept for each span, and within a span one for each chunk.
+// read it, from the last chunk to the first. States inside of the sequence are worked out again:
+// one is kept for each span, and within a span one for each chunk.
 #include <algorithm>
 #include <cstring>
 
 #include "core/executor.hpp"
 #include "core/workspace.hpp"
 #include "cpu/scalar_decay_call.hpp"
+#include "ops/linear/parameter_sums.hpp"
 
 namespace flashtile::cpu {
 namespace {
@@ -67,45 +68,13 @@ struct BwdMemory {
   }
 };
 
-/// Sums over the rows of each (sequence, head): gradients of D.
-class SkipGradients {
- public:
-  SkipGradients(const LinearProblem& problem, const LinearArgs& args)
-      : problem_(problem), is_wanted_(args.inputs.D && args.gradients.D) {
-    const int64_t rows = args.inputs.D ? problem.batch_size * problem.num_state_heads : 0;
-    sums_.assign(static_cast<size_t>(rows * problem.head_dim_v), 0.0);
-  }
-
-  double* of(int64_t batch_idx, int64_t head) {
-    return sums_.data() + (batch_idx * problem_.num_state_heads + head) * problem_.head_dim_v;
-  }
-
-  void store(const TensorView& tensor) {
-    if (!is_wanted_) return;
-    for (int64_t h = 0; h < problem_.num_state_heads; ++h) {
-      double head_sum = 0;
-      for (int64_t j = 0; j < problem_.head_dim_v; ++j) {
-        double sum = 0;
-        for (int64_t b = 0; b < problem_.batch_size; ++b) sum += of(b, h)[j];
-        if (tensor.ndim > 1) store_float(tensor.at({h, j}), tensor.dtype, sum);
-        head_sum += sum;
-      }
-      if (tensor.ndim == 1) store_float(tensor.at({h}), tensor.dtype, head_sum);
-    }
-  }
-
- private:
-  const LinearProblem& problem_;
-  bool is_wanted_;
-  std::vector<double> sums_;
-};
-
 /// What is known of one state of a task.
 struct BwdHead {
   int64_t head;
   ScalarGates gates;
   std::vector<float> skip;
   std::vector<double> dlog_decay, dweight;
+  std::vector<double> dskip;  ///< of each value dimension
   bool has_initial = false;
   bool has_dstate = false;
 };
@@ -128,8 +97,7 @@ class BwdStream {
     for (int64_t i = 0; i < sizes.num_states; ++i) add_head(key_head * sizes.num_states + i);
   }
 
-  void run(SharedGateGradients& shared, SkipGradients& skip) {
-    skip_gradients_ = &skip;
+  void run(ParameterSums& sums) {
     const int64_t num_spans = ceil_div(num_chunks_, sizes_.span_chunks);
     load_initial_states();
     for (int64_t span = 0; span + 1 < num_spans; ++span) save_next_span(span);
@@ -141,7 +109,11 @@ class BwdStream {
       store_state_rows(problem_, args_.dinitial_states, sequence_.batch_idx, each.head, has_norm,
                        sizes_.ld_v, dstate(i));
       store_gate_gradients(problem_, args_, sequence_, each.head, each.gates, each.dlog_decay,
-                           each.dweight, shared);
+                           each.dweight, sums);
+      for (size_t j = 0; j < each.dskip.size(); ++j) {
+        sums.add(args_.gradients.D, sequence_.batch_idx, each.head, static_cast<int64_t>(j),
+                 each.dskip[j]);
+      }
     }
   }
 
@@ -155,6 +127,7 @@ class BwdStream {
     for (int64_t j = 0; args_.inputs.D && j < problem_.head_dim_v; ++j) {
       added.skip.push_back(static_cast<float>(load_parameter(args_.inputs.D, head, j)));
     }
+    added.dskip.assign(added.skip.size(), 0.0);
     heads_.push_back(std::move(added));
   }
 
@@ -169,9 +142,9 @@ class BwdStream {
            (static_cast<int64_t>(i) * sizes_.num_spans + span) * sizes_.state_floats;
   }
   float* chunk_state(size_t i, int64_t chunk) const {
-    return memory_.chunk_states + (static_cast<int64_t>(i) * sizes_.span_chunks +
-                                   chunk % sizes_.span_chunks) *
-                                      sizes_.state_floats;
+    return memory_.chunk_states +
+           (static_cast<int64_t>(i) * sizes_.span_chunks + chunk % sizes_.span_chunks) *
+               sizes_.state_floats;
   }
   void copy_state(const float* from, float* to) const {
     std::memcpy(to, from, static_cast<size_t>(sizes_.state_floats) * sizeof(float));
@@ -299,8 +272,7 @@ class BwdStream {
     chunk.dv = chunk_rows(rows(args_.gradients.v, head.head), begin);
     chunk.dlog_decay = head.dlog_decay.data() + begin;
     chunk.dweight = head.dweight.data() + begin;
-    chunk.dskip = head.skip.empty() ? nullptr
-                                    : skip_gradients_->of(sequence_.batch_idx, head.head);
+    chunk.dskip = head.dskip.data();
     const bool is_done = operands_.bwd_chunk(chunk);
     head.has_dstate = head.has_dstate || is_done;
     return is_done;
@@ -317,7 +289,6 @@ class BwdStream {
   int64_t num_chunks_;
   std::vector<BwdHead> heads_;
   std::vector<ChunkRows> q_, dout_, dq_;
-  SkipGradients* skip_gradients_ = nullptr;
 };
 
 }  // namespace
@@ -341,17 +312,14 @@ void launch_scalar_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
   const Context limited = with_workers_for(3 * scalar_decay_work(problem), context);
   const Workspace workspace(op, context, plan.bytes_for(op, num_workers_of(limited)));
   const BwdSizes sizes(isa, problem, plan.chunk_size);
-  SharedGateGradients shared(problem);
-  SkipGradients skip(problem, args);
+  ParameterSums sums(problem, args);
   parallel_for(limited, plan.num_tasks, [&](int64_t task, int worker) {
     WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
     const BwdMemory memory(isa, problem, sizes, cursor);
     const auto& sequence = sequences[static_cast<size_t>(task / problem.num_key_heads)];
-    BwdStream(isa, problem, sizes, args, sequence, task % problem.num_key_heads, memory)
-        .run(shared, skip);
+    BwdStream(isa, problem, sizes, args, sequence, task % problem.num_key_heads, memory).run(sums);
   });
-  shared.store(args);
-  skip.store(args.gradients.D);
+  sums.store();
 }
 
 }  // namespace flashtile::cpu

@@ -31,6 +31,9 @@ constexpr const char* kProblems[] = {
     "mask='k_idx % 3 != 1'",
     "attention_bwd:hq4:hkv2:d16:cu_seqlens_q={0,33,33,290}:cu_seqlens_k={0,70,75,640}:causal:"
     "deterministic",
+    "simple_gla_fwd:b4:hq8:hkv4:t130:d64:dv32:g:initial_state:final_state",
+    "simple_gla_bwd:b2:hq8:hkv4:t130:d64:dv32:g:initial_state:bf16",
+    "mamba2_bwd:b3:hq4:num_groups=2:t130:d32:dv64:D:dt_bias:dt_softplus",
 };
 
 /// Runs tasks on threads that start and end with each call.

@@ -9,11 +9,11 @@
 //   dV = P'dO + w exp(G_last - G) K dS'
 //   dS = exp(G_last) dS' + scale (exp(G) Q)'dO
 //
-// S is kept transposed, which is how dO S' reads it. With a divisor dO is divided by it first and has
-// one more column, the gradient of d: both follow from sums of P dO V' and q.(S dO).
+// S is kept transposed, which is how dO S' reads it. With a divisor dO is divided by it first and
+// has one more column, the gradient of d: both follow from sums of P dO V' and q.(S dO).
 //
-// The gradient of a decay is the sum over what passes through it: pairs (i, j) with j < t <= i, what
-// rows i >= t read of S, what rows j < t leave in S', and S itself on its way to S'. Sums over
+// The gradient of a decay is the sum over what passes through it: pairs (i, j) with j < t <= i,
+// what rows i >= t read of S, what rows j < t leave in S', and S itself on its way to S'. Sums over
 // rows i and columns j of pairs off the diagonal give the first.
 
 #include "cpu/kernels/scalar_decay_bwd_scratch.hpp"
@@ -86,8 +86,8 @@ void gradients_behind(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operan
                      scratch.k.left + begin * scratch.ld_k, scratch.ld_k, dstate, scratch.ld_v,
                      {scratch.dv + begin * scratch.ld_v, scratch.ld_v});
   for (int64_t i = begin; i < c.rows; ++i) {
-    const float dot = row_dot(scratch.k.floats + i * scratch.ld_k, scratch.dk + i * scratch.ld_k,
-                              shape.head_dim);
+    const float dot =
+        row_dot(scratch.k.floats + i * scratch.ld_k, scratch.dk + i * scratch.ld_k, shape.head_dim);
     scratch.ends[i] = static_cast<double>(dot * scratch.weighted_to_state[i]);
   }
 }
@@ -114,9 +114,8 @@ void pair_products(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operands>
     const int64_t end = begin + kChunkBlock < c.rows ? begin + kChunkBlock : c.rows;
     Operands::multiply(end - begin, end, shape.head_dim, scratch.q.left + begin * scratch.ld_k,
                        scratch.ld_k, scratch.k_transposed, ld, {scratch.s + begin * ld, ld});
-    Operands::multiply(end - begin, end, shape.head_dim_v,
-                       scratch.dout.left + begin * scratch.ld_v, scratch.ld_v, scratch.v_transposed,
-                       ld, {scratch.e.floats + begin * ld, ld});
+    Operands::multiply(end - begin, end, shape.head_dim_v, scratch.dout.left + begin * scratch.ld_v,
+                       scratch.ld_v, scratch.v_transposed, ld, {scratch.e.floats + begin * ld, ld});
     for (int64_t i = begin; i < end; ++i) {
       float* s = scratch.s + i * ld;
       float* factor = scratch.factor + i * ld;
@@ -307,7 +306,8 @@ void member_gradients(const ScalarDecayBwdChunk& c, int64_t member,
 
 /// Gradients of gates, dK and dV, once all output heads have added theirs.
 template <class Operands>
-void finish_bwd(const ScalarDecayBwdChunk& c, double passed, ScalarDecayBwdScratch<Operands>& scratch) {
+void finish_bwd(const ScalarDecayBwdChunk& c, double passed,
+                ScalarDecayBwdScratch<Operands>& scratch) {
   const ScalarDecayShape& shape = *c.shape;
   for (int64_t i = 0; i < c.rows; ++i) passed += scratch.ends[i];
   double sum = passed;

@@ -28,7 +28,8 @@ struct BothSides {
       right = reinterpret_cast<Element*>(scratch.take_bytes(Operands::bytes(rows, ld)));
     }
   }
-  /// After the floats of `rows` rows from an even one on have been written, with zeros behind `dim`.
+  /// After the floats of `rows` rows from an even one on have been written, with zeros behind
+  /// `dim`.
   void set_left(int64_t first, int64_t rows, int64_t dim) {
     if constexpr (!kHasFloatElements<Operands>) {
       for (int64_t i = first; i < first + rows; ++i) {
@@ -61,11 +62,11 @@ struct ScalarDecayBwdScratch {
   float* dq_state;                   ///< S dO'
   float* dk;                         ///< without the weight
   float* dv;
-  float* s;                 ///< Q K', then P
-  float* factor;            ///< scale D without the weight
-  BothSides<Operands> p;    ///< its floats are s
-  BothSides<Operands> e;    ///< dO V', then dA without the weight
-  BothSides<Operands> da;   ///< with it; e where there is none
+  float* s;                ///< Q K', then P
+  float* factor;           ///< scale D without the weight
+  BothSides<Operands> p;   ///< its floats are s
+  BothSides<Operands> e;   ///< dO V', then dA without the weight
+  BothSides<Operands> da;  ///< with it; e where there is none
   ChunkFactors factors;
   float* weighted_to_state;
   float* column_sums;
@@ -137,8 +138,7 @@ template <class Operands>
 bool pack_bwd_state_inputs(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operands>& scratch) {
   const ScalarDecayShape& shape = *c.shape;
   const bool has_nonfinite_key = pack_both_sides(c.k, c.rows, shape.head_dim, scratch.k);
-  const bool has_nonfinite_value =
-      pack_values(shape, c.v, c.rows, scratch.v.floats, scratch.ld_v);
+  const bool has_nonfinite_value = pack_values(shape, c.v, c.rows, scratch.v.floats, scratch.ld_v);
   if (c.rows > 1 && (has_nonfinite_key || has_nonfinite_value)) return false;
   scratch.k.set_right(0, c.rows, shape.head_dim);
   return true;
@@ -162,8 +162,7 @@ template <class Operands>
 bool pack_bwd_queries(const ScalarDecayBwdChunk& c, int64_t member,
                       ScalarDecayBwdScratch<Operands>& scratch) {
   const ScalarDecayShape& shape = *c.shape;
-  const bool has_nonfinite_query =
-      pack_both_sides(c.q[member], c.rows, shape.head_dim, scratch.q);
+  const bool has_nonfinite_query = pack_both_sides(c.q[member], c.rows, shape.head_dim, scratch.q);
   const bool has_nonfinite_gradient =
       pack_both_sides(c.dout[member], c.rows, shape.head_dim_v, scratch.dout);
   scratch.q.set_right(0, c.rows, shape.head_dim);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A chunk of rows of a state with scalar decay. G_i is the sum of log decays up to row i, S the state
-// before the chunk, w the input weights, and D_ij = exp(G_i - G_j) w_j where row i sees the input of
-// row j <= i, else 0:
+// A chunk of rows of a state with scalar decay. G_i is the sum of log decays up to row i, S the
+// state before the chunk, w the input weights, and D_ij = exp(G_i - G_j) w_j where row i sees the
+// input of row j <= i, else 0:
 //
 //   P  = scale (Q K') D
 //   O  = P V + scale exp(G) Q S
 //   S' = exp(G_last) S + K' (exp(G_last - G) w V)
 //
-// With a divisor V has one more column, of ones: then S holds n behind it and O holds d. A row i sees
-// the rows from the last reset on, and S only if there was none; so no exponent is positive and
-// nothing that a reset has cut off is multiplied by zero instead. Q K' is worked out in blocks of
-// rows, each only as far as its last row sees.
+// With a divisor V has one more column, of ones: then S holds n behind it and O holds d. A row i
+// sees the rows from the last reset on, and S only if there was none; so no exponent is positive
+// and nothing that a reset has cut off is multiplied by zero instead. Q K' is worked out in blocks
+// of rows, each only as far as its last row sees.
 
 #include "cpu/kernels/linear_operands.hpp"
 
@@ -44,8 +44,8 @@ FLASHTILE_INLINE Vf exp2_of_sum(Vf high, Vf low) {
   return fma(power, low * broadcast(kLn2), power);
 }
 
-/// The factors of a chunk: of the state in row i, of row j in the state behind the chunk, and of the
-/// state before it there.
+/// The factors of a chunk: of the state in row i, of row j in the state behind the chunk, and of
+/// the state before it there.
 struct ChunkFactors {
   float* from_state;  ///< scale exp(G_i), 0 behind a reset
   float* to_state;    ///< exp(G_last - G_j), 0 before the last reset
@@ -81,8 +81,8 @@ void set_chunk_factors(const ChunkGates& gates, float scale, int64_t rows, Chunk
   }
 }
 
-/// One row of Q K' -> D scale (Q K'), 0 where row i does not see a row, for j < padded(n). `p` may be
-/// `s`; T is float or Bf16. `weight` may be null.
+/// One row of Q K' -> D scale (Q K'), 0 where row i does not see a row, for j < padded(n). `p` may
+/// be `s`; T is float or Bf16. `weight` may be null.
 template <class F, typename T>
 void decay_row(const ChunkGates& gates, const float* weight, float scale, int64_t i, int64_t n,
                const float* s, T* p) {

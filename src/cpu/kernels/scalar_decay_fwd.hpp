@@ -68,8 +68,7 @@ bool pack_fwd_inputs(const ScalarDecayFwdChunk& c, ScalarDecayFwdScratch<Operand
   const RowSource k{keys.rows, c.k.dtype, c.k.stride};
   const bool has_nonfinite_key =
       Operands::pack_right(k, c.rows, shape.head_dim, scratch.k, scratch.ld_k);
-  const bool has_nonfinite_value =
-      pack_values(shape, c.v, c.rows, scratch.v_floats, scratch.ld_v);
+  const bool has_nonfinite_value = pack_values(shape, c.v, c.rows, scratch.v_floats, scratch.ld_v);
   if (c.rows > 1 && (has_nonfinite_key || has_nonfinite_value)) return false;
   if (c.num_members > 0) {
     Operands::pack_right_transposed(k, c.rows, shape.head_dim, scratch.k_transposed,
@@ -131,8 +130,8 @@ void finish_fwd(const ScalarDecayFwdChunk& c, const ChunkRows& target,
   if (shape.divisor != ChunkDivisor::kNone) {
     for (int64_t i = 0; i < c.rows; ++i) {
       const float floor = shape.divisor == ChunkDivisor::kAtLeastFloor ? c.gates.floor[i] : 1.0f;
-      scratch.row_scale[i] = inverse_divisor(
-          shape.divisor, scratch.out[i * scratch.ld_v + shape.head_dim_v], floor);
+      scratch.row_scale[i] =
+          inverse_divisor(shape.divisor, scratch.out[i * scratch.ld_v + shape.head_dim_v], floor);
     }
     row_scale = scratch.row_scale;
   }

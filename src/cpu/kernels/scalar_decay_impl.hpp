@@ -34,7 +34,10 @@ constexpr ScalarDecayKernels kScalarDecayKernels = {
     scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>()};
 #else
 constexpr ScalarDecayKernels kScalarDecayKernels = {
-    scalar_decay_state_ld, scalar_decay_dk_ld, scalar_decay_operand_kernels<FloatOperands, Exp2>(), {}};
+    scalar_decay_state_ld,
+    scalar_decay_dk_ld,
+    scalar_decay_operand_kernels<FloatOperands, Exp2>(),
+    {}};
 #endif
 
 const ScalarDecayKernels& scalar_decay_kernels() { return kScalarDecayKernels; }

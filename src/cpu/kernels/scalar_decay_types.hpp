@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one instruction set offers to the launchers of scalar decay (src/ops/scalar_decay): chunks of
-// rows of one state, over plain data. Formulas are in scalar_decay_chunk.hpp.
+// What one instruction set offers to the launchers of scalar decay (src/ops/scalar_decay): chunks
+// of rows of one state, over plain data. Formulas are in scalar_decay_chunk.hpp.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ struct ScalarDecayShape {
   float scale;
 };
 
-/// Gates of the rows of a chunk. Decays are powers of two, summed up since the chunk began or, behind
-/// a reset, since that; a sum is `high` + `low`, so that differences of large sums are exact. Arrays
-/// have room for whole vectors.
+/// Gates of the rows of a chunk. Decays are powers of two, summed up since the chunk began or,
+/// behind a reset, since that; a sum is `high` + `low`, so that differences of large sums are
+/// exact. Arrays have room for whole vectors.
 struct ChunkGates {
   const float* high;
   const float* low;
@@ -76,7 +76,8 @@ struct ScalarDecayBwdChunk {
   /// Before the chunk, transposed: columns of the forward's state, each dk_ld floats.
   float* state;
   bool has_state;  ///< false: it is zero
-  float* dstate;   ///< gradient of the state behind the chunk, then of that before it; not transposed
+  float*
+      dstate;  ///< gradient of the state behind the chunk, then of that before it; not transposed
   bool has_dstate;
   float* dq;
   float* dk;
