@@ -193,7 +193,7 @@ void PlainHead<Real>::softmax_gradient_row(size_t row_idx, const Matrix<Real>& d
     }
     const double delta = std::sqrt(squares) + std::abs(dlse);
     dsink_ += sink_probabilities_[row_idx] * delta;
-    const size_t row_key = batch_head_ << 32 | row_idx;
+    const size_t row_key = config_.noise_draw << 56 | batch_head_ << 32 | row_idx;
     const double row_sign = noise_sign(row_key, 0);  // delta is rounded once for the whole row
     for (size_t j = 0; j < row.size(); ++j) {
       const double size =

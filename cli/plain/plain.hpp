@@ -25,6 +25,7 @@ struct PlainConfig {
   /// Work on about this many query rows of each sequence, evenly spread with the first and the
   /// last, as if incoming gradients of all others were 0. 0: on all.
   int64_t num_rows = 0;
+  uint64_t noise_draw = 0;  ///< kNoise: which signs, below 256
 };
 
 /// The rows of a sequence that a config works on.

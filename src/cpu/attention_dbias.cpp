@@ -21,7 +21,7 @@ DirectBiasGradient::DirectBiasGradient(const AttentionArgs& args, const Sequence
   if (!args.dbias || bias_gradient_is_shared(args)) return;
   rows_ = bias_rows(args.dbias, sequence, head);
   has_one_row_ = args.dbias.shape[2] == 1;
-  if (has_one_row_) columns_.assign(static_cast<size_t>(k_end - k_begin), 0.0f);
+  if (has_one_row_) columns_.assign(static_cast<size_t>(k_end - k_begin), 0.0);
 }
 
 void DirectBiasGradient::fill(ScoreGradients* gradients) {
@@ -39,7 +39,7 @@ void DirectBiasGradient::fill(ScoreGradients* gradients) {
 void DirectBiasGradient::store() const {
   for (size_t j = 0; j < columns_.size(); ++j) {
     const int64_t key = k_begin_ + static_cast<int64_t>(j);
-    store_float(rows_.data + key * rows_.element_stride, dtype_, static_cast<double>(columns_[j]));
+    store_float(rows_.data + key * rows_.element_stride, dtype_, columns_[j]);
   }
 }
 
@@ -64,13 +64,13 @@ class SharedColumns {
         end_(std::min(begin_ + plan.block_n, dbias_.shape[3])),
         memory_(static_cast<size_t>(shape.queries.block_bytes + shape.keys.block_bytes +
                                     shape.scratch_bytes + 64)),
-        tile_(static_cast<size_t>(plan.block_m * plan.block_n), 0.0f) {}
+        tile_(static_cast<size_t>(plan.block_m * plan.block_n), 0.0) {}
 
   void run() {
     const bool has_one_row = dbias_.shape[2] == 1;
     const int64_t num_m = ceil_div(call_.problem().max_seqlen_q, plan_.block_m);
     for (int64_t m = 0; m < num_m; ++m) {
-      if (!has_one_row) std::fill(tile_.begin(), tile_.end(), 0.0f);
+      if (!has_one_row) std::fill(tile_.begin(), tile_.end(), 0.0);
       for (const Sequence& sequence : call_.sequences()) {
         if (dbias_.shape[0] != 1 && sequence.batch_idx != plane_b_) continue;
         for (int64_t h = 0; h < call_.problem().num_heads; ++h) {
@@ -103,7 +103,7 @@ class SharedColumns {
     const std::vector<BlockRun> runs = {{m, m + 1, cover == HeadMask::Cover::kFull}};
     const HeadRules rules(call_, sequence, head, mask);
     ScoreGradients gradients{};
-    float* target = tile_.data() + (k_begin + sequence.leftpad - begin_);
+    double* target = tile_.data() + (k_begin + sequence.leftpad - begin_);
     (has_one_row ? gradients.bias_columns : gradients.bias_tile) = target;
     gradients.bias_tile_ld = plan_.block_n;
 
@@ -123,9 +123,8 @@ class SharedColumns {
   void store(int64_t first_row, int64_t num_rows) const {
     for (int64_t i = 0; i < num_rows; ++i) {
       for (int64_t c = begin_; c < end_; ++c) {
-        const float sum = tile_[static_cast<size_t>(i * plan_.block_n + c - begin_)];
-        store_float(dbias_.at({plane_b_, plane_h_, first_row + i, c}), dbias_.dtype,
-                    static_cast<double>(sum));
+        const double sum = tile_[static_cast<size_t>(i * plan_.block_n + c - begin_)];
+        store_float(dbias_.at({plane_b_, plane_h_, first_row + i, c}), dbias_.dtype, sum);
       }
     }
   }
@@ -140,7 +139,7 @@ class SharedColumns {
   int64_t plane_b_, plane_h_;
   int64_t begin_, end_;  ///< stored key columns
   std::vector<char> memory_;
-  std::vector<float> tile_;
+  std::vector<double> tile_;
 };
 
 }  // namespace

@@ -31,7 +31,7 @@ class DirectBiasGradient {
   DType dtype_;
   bool has_one_row_ = false;
   int64_t k_begin_;
-  std::vector<float> columns_;
+  std::vector<double> columns_;
 };
 
 /// The whole gradient of a bias with shared planes.

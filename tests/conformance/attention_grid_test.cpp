@@ -77,10 +77,11 @@ const std::vector<std::string> kHeads = {
 };
 
 /// All dtypes at all head dims.
+// flash-attention#1347, flashinfer#528, pytorch PR 90413
 std::vector<std::string> head_dims() {
   std::vector<std::string> texts;
   for (const char* dtype : {"f32", "bf16", "f16"}) {
-    for (const int dim : {1, 7, 33, 40, 64, 80, 96, 128, 192, 256}) {
+    for (const int dim : {1, 7, 33, 40, 64, 80, 96, 100, 112, 128, 192, 224, 256}) {
       texts.push_back(":b1:hq2:hkv1:sq67:sk133:d" + std::to_string(dim) + ":causal:" + dtype);
     }
     for (const char* dims : {"d100:dv112", "d32:dv64", "d64:dv32", "d128:dv96", "d128:dv8",

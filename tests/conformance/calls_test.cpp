@@ -31,6 +31,28 @@ TEST(DeterministicOption, GivesTheSameBitsInEveryRun) {
   }
 }
 
+// flash-attention#2244, at its sizes
+TEST(DeterministicOptionFull, GivesTheSameBitsInThirtyRuns) {
+  const Tensor bias = Tensor::random(DType::kBF16, {1, 8, 1, 1024}, 5);
+  const Tensor sink = Tensor::random(DType::kF32, {8}, 6);
+  for (const auto& [num_heads_kv, num_runs] : {std::pair<int64_t, int>{2, 30}, {8, 3}}) {
+    Inputs inputs{Tensor::random(DType::kBF16, {1, 1024, 8, 128}, 1),
+                  Tensor::random(DType::kBF16, {1, 1024, num_heads_kv, 128}, 2),
+                  Tensor::random(DType::kBF16, {1, 1024, num_heads_kv, 128}, 3),
+                  Tensor::random(DType::kBF16, {1, 1024, 8, 128}, 4),
+                  {}};
+    inputs.options.causal = true;
+    inputs.options.bias = bias;
+    inputs.options.sink = sink;
+    inputs.options.deterministic = true;
+    const std::string best = all_kernels().front();
+    const Results first = run(inputs, best, {});
+    for (int repeat = 1; repeat < num_runs; ++repeat) {
+      EXPECT_EQ(differing(run(inputs, best, {}), first), "") << "run " << repeat;
+    }
+  }
+}
+
 // flashinfer#2424, FlashMLA#212, flash-attention PR 2450
 TEST(BatchInvariance, OfOneRequestAmongOthers) {
   for (const int64_t num_heads_kv : {8, 1}) {
@@ -123,17 +145,21 @@ TEST(DropoutMask, IsTheSameForwardAndBackwardAndWrittenOut) {
   }
 }
 
+// flash-attention#612, #902
 TEST(DropoutMask, OfAlmostNoProbabilityDropsNothing) {
-  Inputs inputs{Tensor::random(DType::kBF16, {1, 64, 2, 64}, 1),
-                Tensor::random(DType::kBF16, {1, 64, 2, 64}, 2),
-                Tensor::random(DType::kBF16, {1, 64, 2, 64}, 3),
-                Tensor::random(DType::kBF16, {1, 64, 2, 64}, 4),
-                {}};
-  for (const std::string& implementation : all_implementations()) {
-    inputs.options.dropout_p = 0;
-    const Results without = run(inputs, implementation);
-    inputs.options.dropout_p = 1e-16;
-    EXPECT_EQ(differing(run(inputs, implementation), without), "") << implementation;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Tensor eye = identity(dtype, 64);
+    Inputs inputs{Tensor::random(dtype, {1, 64, 1, 64}, 1),
+                  Tensor::random(dtype, {1, 64, 1, 64}, 2),
+                  eye,
+                  eye,
+                  {}};
+    for (const std::string& implementation : all_implementations()) {
+      inputs.options.dropout_p = 0;
+      const Results without = run(inputs, implementation);
+      inputs.options.dropout_p = 1e-16;
+      EXPECT_EQ(differing(run(inputs, implementation), without), "") << implementation;
+    }
   }
 }
 
@@ -185,18 +211,45 @@ TEST(BlockTable, LengthBeyondItIsAnErrorThatNamesBoth) {
   }
 }
 
+// flash-attention PR 2711: one more appended to all slots that there are
+TEST(BlockTable, IsFullAfterItsLastSlot) {
+  const Tensor q = Tensor::random(DType::kF32, {1, 1, 2, 16}, 1);
+  const Tensor pool = Tensor::random(DType::kF32, {2, 16, 2, 16}, 2);
+  const Tensor values = Tensor::random(DType::kF32, {2, 16, 2, 16}, 3);
+  const Tensor table = Tensor::of(DType::kI32, {1, 2}, std::vector<double>{1, 0});
+  for (const int length : {31, 32}) {
+    const Tensor used = Tensor::ints({length});
+    Inputs inputs{q, pool, values, {}, {}};
+    inputs.options.block_table = table;
+    inputs.options.seqused_k = used;
+    inputs.options.k_new = inputs.options.v_new = q;
+    for (const std::string& implementation : all_implementations()) {
+      try {
+        run(inputs, implementation);
+        EXPECT_EQ(length, 31) << implementation;
+      } catch (const Error& error) {
+        EXPECT_EQ(length, 32) << error.what();
+        EXPECT_STREQ(error.what(),
+                     "attention_fwd: seqused_k[0] is 32 and there are 1 new keys, expected at most "
+                     "32 together, the slots of a sequence");
+      }
+    }
+  }
+}
+
 // pytorch/torchtitan#3235, flash-attention#1417
 TEST(GrowingCache, GivesTheSameBitsWholeAndSliced) {
   const Tensor q = Tensor::random(DType::kBF16, {1, 1, 4, 32}, 1);
-  const Tensor k = Tensor::random(DType::kBF16, {1, 512, 2, 32}, 2);
-  const Tensor v = Tensor::random(DType::kBF16, {1, 512, 2, 32}, 3);
-  const int64_t paged_shape[] = {32, 16, 2, 32};
+  const Tensor k = Tensor::random(DType::kBF16, {1, 1024, 2, 32}, 2);
+  const Tensor v = Tensor::random(DType::kBF16, {1, 1024, 2, 32}, 3);
+  const int64_t paged_shape[] = {64, 16, 2, 32};
   const TensorView k_pages(k.view().data, DType::kBF16, paged_shape);
   const TensorView v_pages(v.view().data, DType::kBF16, paged_shape);
-  std::vector<double> numbers(32);
+  std::vector<double> numbers(64);
   std::iota(numbers.begin(), numbers.end(), 0);
-  const Tensor table = Tensor::of(DType::kI32, {1, 32}, numbers);
-  for (int length = 1; length <= 500; length += length < 20 ? 1 : 7) {
+  const Tensor table = Tensor::of(DType::kI32, {1, 64}, numbers);
+  // 500 steps, and those on which the keys become two splits.
+  for (int length = 1; length <= 540; ++length) {
     const Tensor used = Tensor::ints({length});
     Inputs paged{q, k_pages, v_pages, {}, {}};
     paged.options.block_table = table;
@@ -206,7 +259,9 @@ TEST(GrowingCache, GivesTheSameBitsWholeAndSliced) {
     const Inputs sliced{q, k.view().sliced(1, 0, length), v.view().sliced(1, 0, length), {}, {}};
     for (const std::string& implementation : all_implementations()) {
       const Results results = run(sliced, implementation);
-      for (const double x : results.out.numbers()) ASSERT_TRUE(std::isfinite(x)) << implementation;
+      for (const double x : results.out.numbers()) {
+        ASSERT_TRUE(std::isfinite(x)) << implementation << " length " << length;
+      }
       EXPECT_EQ(differing(run(paged, implementation), results), "")
           << implementation << " length " << length;
       EXPECT_EQ(differing(run(whole, implementation), results), "")

@@ -7,6 +7,7 @@
 
 #include "flashtile/error.hpp"
 #include "support/attention_runs.hpp"
+#include "tensors.hpp"
 
 namespace flashtile::test {
 namespace {
@@ -55,6 +56,55 @@ TEST(GroupedHeads, EqualRepeatedKeysSummedByGroup) {
   }
 }
 
+// native-sparse-attention-triton#27
+/// Heads that take turns, head h with key head h mod 2: one call for each key head, with every
+/// second head of q.
+TEST(GroupedHeads, MayTakeTurnsOverSeveralCalls) {
+  for (const int64_t num_heads : {6, 12}) {
+    const Tensor q = Tensor::random(DType::kF32, {2, 65, num_heads, 32}, 1);
+    const Tensor k = Tensor::random(DType::kF32, {2, 65, 2, 32}, 2);
+    const Tensor v = Tensor::random(DType::kF32, {2, 65, 2, 32}, 3);
+    const Tensor dout = Tensor::random(DType::kF32, {2, 65, num_heads, 32}, 4);
+    const int64_t ratio = num_heads / 2;
+    const auto of_key_head = [&](const Tensor& x, int64_t g) {
+      TensorView part = x.view().sliced(2, g, g + 1);
+      part.shape[2] = ratio;
+      part.strides[2] *= 2;
+      return part;
+    };
+    const Tensor sorted_q(DType::kF32, {2, 65, num_heads, 32});
+    const Tensor sorted_dout(DType::kF32, {2, 65, num_heads, 32});
+    for (int64_t g = 0; g < 2; ++g) {
+      const auto sort = [&](const Tensor& x, const Tensor& sorted) {
+        cli::from_numbers(cli::to_numbers(of_key_head(x, g)),
+                          sorted.view().sliced(2, g * ratio, (g + 1) * ratio));
+      };
+      sort(q, sorted_q);
+      sort(dout, sorted_dout);
+    }
+    for (const std::string& implementation : all_implementations()) {
+      const Results grouped = run({sorted_q, k, v, sorted_dout, {}}, implementation);
+      for (int64_t g = 0; g < 2; ++g) {
+        const Results results = run({of_key_head(q, g),
+                                     k.view().sliced(2, g, g + 1),
+                                     v.view().sliced(2, g, g + 1),
+                                     of_key_head(dout, g),
+                                     {}},
+                                    implementation);
+        const auto heads = [&](const Tensor& x) {
+          return x.view().sliced(2, g * ratio, (g + 1) * ratio);
+        };
+        EXPECT_TRUE(same_bits(results.out, heads(grouped.out))) << implementation;
+        EXPECT_LT(max_difference(results.dq, heads(grouped.dq)), 1e-5) << implementation;
+        EXPECT_LT(max_difference(results.dk, grouped.dk.view().sliced(2, g, g + 1)), 1e-5)
+            << implementation;
+        EXPECT_LT(max_difference(results.dv, grouped.dv.view().sliced(2, g, g + 1)), 1e-5)
+            << implementation;
+      }
+    }
+  }
+}
+
 /// q's head h reads key head h / ratio, never h mod num_heads_kv.
 TEST(GroupedHeads, AreNeighbours) {
   const Tensor q = Tensor::random(DType::kF32, {1, 1, 6, 8}, 1);
@@ -71,7 +121,7 @@ TEST(GroupedHeads, AreNeighbours) {
   }
 }
 
-// flash-attention#2552, #1487
+// native-sparse-attention-triton#27; flash-attention#2552, #1487
 TEST(UnequalHeadDims, HaveGradients) {
   for (const auto& [head_dim, head_dim_v] :
        {std::pair<int64_t, int64_t>{32, 64}, {64, 32}, {128, 96}, {128, 8}, {192, 128}}) {
@@ -85,6 +135,7 @@ TEST(UnequalHeadDims, HaveGradients) {
   }
 }
 
+// flash-attention#2552, #1487
 TEST(UnequalHeadDims, OfLatentAttentionDecode) {
   // Values are the first 512 of 576 numbers of each key.
   const Tensor q = Tensor::random(DType::kBF16, {1, 1, 16, 576}, 1, 0.3);
@@ -94,15 +145,27 @@ TEST(UnequalHeadDims, OfLatentAttentionDecode) {
 
 // flashinfer#996, PR 3563, PR 4316; pytorch#151359
 TEST(GroupedHeadsFull, DecodeWithAnyGroupSize) {
+  const Tensor all_k = Tensor::random(DType::kF32, {1, 4096, 4, 128}, 2);
+  const Tensor all_v = Tensor::random(DType::kF32, {1, 4096, 4, 128}, 3);
   for (const auto& [num_heads, num_heads_kv] :
        {std::pair<int64_t, int64_t>{28, 4}, {24, 4}, {12, 2}, {64, 4}, {64, 2}}) {
-    for (const auto& [head_dim, seqlen_k] :
-         {std::pair<int64_t, int64_t>{128, 256}, {16, 256}, {16, 4096}}) {
+    for (const int64_t head_dim : {16, 128}) {
       expect_all_conform({Tensor::random(DType::kBF16, {1, 1, num_heads, head_dim}, 1),
-                          Tensor::random(DType::kBF16, {1, seqlen_k, num_heads_kv, head_dim}, 2),
-                          Tensor::random(DType::kBF16, {1, seqlen_k, num_heads_kv, head_dim}, 3),
+                          Tensor::random(DType::kBF16, {1, 256, num_heads_kv, head_dim}, 2),
+                          Tensor::random(DType::kBF16, {1, 256, num_heads_kv, head_dim}, 3),
                           {},
                           {}});
+      const auto part = [&, heads = num_heads_kv](const Tensor& x) {
+        return x.view().sliced(2, 0, heads).sliced(3, 0, head_dim);
+      };
+      const Tensor q = Tensor::random(DType::kF32, {1, 1, num_heads, head_dim}, 1);
+      const Inputs long_one{q, part(all_k), part(all_v), {}, {}};
+      const Results expected = run(long_one, "reference");
+      for (const std::string& implementation : all_kernels()) {
+        const Results results = run(long_one, implementation);
+        EXPECT_LT(max_difference(results.out, expected.out), 2e-6) << implementation;
+        EXPECT_LT(max_difference(results.lse, expected.lse), 1e-5) << implementation;
+      }
     }
   }
 }
@@ -131,27 +194,46 @@ struct Paged {
 // flashinfer#2896
 TEST(GroupedHeads, OfPagedDecodeAreAsExactAsRepeatedKeys) {
   const Tensor q = Tensor::random(DType::kBF16, {1, 1, 28, 128}, 1);
-  const Tensor k = Tensor::random(DType::kBF16, {1, 250, 4, 128}, 2);
-  const Tensor v = Tensor::random(DType::kBF16, {1, 250, 4, 128}, 3);
+  const Tensor k = Tensor::random(DType::kBF16, {1, 256, 4, 128}, 2);
+  const Tensor v = Tensor::random(DType::kBF16, {1, 256, 4, 128}, 3);
   const Paged paged_k(k, 16), paged_v(v, 16);
-  const Tensor used = Tensor::ints({250});
+  const Tensor repeated_k = repeat_heads(k, 7), repeated_v = repeat_heads(v, 7);
   Inputs paged{q, paged_k.pool, paged_v.pool, {}, {}};
   paged.options.block_table = paged_k.table;
-  paged.options.seqused_k = used;
-  const Inputs repeated{q, repeat_heads(k, 7), repeat_heads(v, 7), {}, {}};
-  for (const std::string& implementation : all_implementations()) {
-    EXPECT_EQ(differing(run(paged, implementation), run(repeated, implementation)), "")
-        << implementation;
+  // The last of 16 pages is full, holds some, holds none.
+  for (const int length : {256, 250, 240}) {
+    const Tensor used = Tensor::ints({length});
+    paged.options.seqused_k = used;
+    const Inputs repeated{
+        q, repeated_k.view().sliced(1, 0, length), repeated_v.view().sliced(1, 0, length), {}, {}};
+    for (const std::string& implementation : all_implementations()) {
+      EXPECT_EQ(differing(run(paged, implementation), run(repeated, implementation)), "")
+          << implementation << " length " << length;
+    }
+  }
+  for (const int length : {257, -1}) {
+    const Tensor used = Tensor::ints({length});
+    paged.options.seqused_k = used;
+    for (const std::string& implementation : all_implementations()) {
+      EXPECT_THROW(run(paged, implementation), Error) << implementation << " length " << length;
+    }
   }
 }
 
 // pytorch PR 185349, flash-attention PR 708
 TEST(GroupedHeads, WithFewQueriesAreNotConfusedWithThem) {
-  expect_all_conform({Tensor::random(DType::kF32, {1, 100, 4, 16}, 1),
-                      Tensor::random(DType::kF32, {1, 100, 2, 16}, 2),
-                      Tensor::random(DType::kF32, {1, 100, 2, 16}, 3),
-                      Tensor::random(DType::kF32, {1, 100, 4, 16}, 4),
-                      {}});
+  Inputs short_ones{Tensor::random(DType::kF32, {1, 100, 4, 16}, 1),
+                    Tensor::random(DType::kF32, {1, 100, 2, 16}, 2),
+                    Tensor::random(DType::kF32, {1, 100, 2, 16}, 3),
+                    Tensor::random(DType::kF32, {1, 100, 4, 16}, 4),
+                    {}};
+  expect_all_conform(short_ones);
+  const Tensor one = Tensor::of(DType::kI32, {1, 1, 1}, std::vector<double>{1});
+  const Tensor first = Tensor::of(DType::kI32, {1, 1, 1, 1}, std::vector<double>{0});
+  short_ones.options.block_counts = one;
+  short_ones.options.block_indices = first;
+  short_ones.options.block_rows = short_ones.options.block_cols = 128;
+  expect_all_conform(short_ones);
   const Tensor counts = Tensor::of(DType::kI32, {1, 1, 1}, std::vector<double>{2});
   const Tensor blocks = Tensor::of(DType::kI32, {1, 1, 1, 3}, std::vector<double>{2, 0, 1});
   Inputs inputs{Tensor::random(DType::kF32, {1, 4, 8, 16}, 1),

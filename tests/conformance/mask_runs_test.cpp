@@ -327,6 +327,7 @@ TEST(TileVisits, AreHalfUnderCausal) {
   }
 }
 
+// flash-attention#2574, PR 2624: a bound of 0 is a bound
 TEST(TileVisits, GrowWithTheWindowNotTheLength) {
   // Keys p - 127 to p: a block of 64 queries sees 191 keys in a row, in two blocks; the first two
   // query blocks see one.

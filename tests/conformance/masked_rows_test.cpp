@@ -6,6 +6,7 @@
 #include <functional>
 #include <numeric>
 
+#include "flashtile/merge.hpp"
 #include "support/attention_runs.hpp"
 
 namespace flashtile::test {
@@ -126,7 +127,7 @@ TEST(MaskedRows, LeadingTilesThatAreAllHiddenDoNotSpoilLaterOnes) {
   const MaskTable table(640, 640, [](int64_t i, int64_t j) { return j <= i && i - j <= 9; });
   for (const AttentionOptions& options : {table.as_bias(), table.as_mask()}) {
     const Inputs inputs{ones, ones, ones, ones, options};
-    for (const std::string& implementation : all_kernels()) {
+    for (const std::string& implementation : all_implementations()) {
       const Results results = run(inputs, implementation);
       for (const double x : results.out.numbers()) ASSERT_NEAR(x, 1, 1e-6) << implementation;
       for (int64_t i = 0; i < 640; ++i) {
@@ -186,7 +187,7 @@ TEST(MaskedRows, LogitsFarBelowZeroKeepTheirWeights) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const Tensor q = Tensor::filled(dtype, {1, 1, 1, 64}, 100);
     const Tensor k = Tensor::filled(dtype, {1, 4, 1, 64}, -100);
-    const Tensor v = Tensor::filled(dtype, {1, 4, 1, 4}, 0);
+    const Tensor v = Tensor::filled(dtype, {1, 4, 1, 64}, 0);
     q.set({0, 0, 0, 0}, 8);
     double sum = 0;
     for (int64_t j = 0; j < 4; ++j) {
@@ -218,26 +219,34 @@ TEST(MaskedRows, CausalWithMoreQueriesThanKeysHasEmptyRows) {
               (std::vector<std::string>{"00", "00", "00", "10", "11"}))
         << implementation;
   }
-  const Tensor q = Tensor::random(DType::kBF16, {1, 2048, 1, 16}, 1);
-  const Tensor k = Tensor::random(DType::kBF16, {1, 1024, 1, 16}, 2);
-  Inputs dense{q, k, k, {}, options};
-  Inputs paged = dense;
-  const int64_t pages[] = {64, 16, 1, 16};
-  const TensorView pool(k.view().data, DType::kBF16, pages);
-  std::vector<int64_t> numbers(64);
-  std::iota(numbers.begin(), numbers.end(), 0);
-  const Tensor table = Tensor::ints(numbers);
-  const int64_t table_shape[] = {1, 64};
-  paged.k = pool;
-  paged.v = pool;
-  paged.options.block_table = TensorView(table.view().data, DType::kI32, table_shape);
-  for (const std::string& implementation : all_kernels()) {
-    const Results results = run(dense, implementation);
-    for (int64_t i = 0; i < 2048; ++i) {
-      ASSERT_EQ(results.lse.get({0, 0, i}) == -kInf, i < 1024) << implementation << " " << i;
-      ASSERT_EQ(results.out.get({0, i, 0, 5}) == 0, i < 1024) << implementation << " " << i;
+  struct Shape {
+    int64_t seqlen_q, seqlen_k, page_size;
+  };
+  for (const Shape& shape : {Shape{5, 2, 1}, Shape{2048, 1024, 16}}) {
+    const Tensor q = Tensor::random(DType::kF32, {1, shape.seqlen_q, 1, 16}, 1);
+    const Tensor k = Tensor::random(DType::kF32, {1, shape.seqlen_k, 1, 16}, 2);
+    const Inputs dense{q, k, k, {}, options};
+    Inputs paged = dense;
+    const int64_t num_pages = shape.seqlen_k / shape.page_size;
+    const int64_t pages[] = {num_pages, shape.page_size, 1, 16};
+    const TensorView pool(k.view().data, DType::kF32, pages);
+    std::vector<double> numbers(static_cast<size_t>(num_pages));
+    std::iota(numbers.begin(), numbers.end(), 0);
+    const Tensor table = Tensor::of(DType::kI32, {1, num_pages}, numbers);
+    paged.k = paged.v = pool;
+    paged.options.block_table = table;
+    const Results expected = run(dense, "reference");
+    for (const std::string& implementation : all_implementations()) {
+      const Results results = run(dense, implementation);
+      EXPECT_LT(max_difference(results.out, expected.out), 1e-5) << implementation;
+      EXPECT_LT(max_difference(results.lse, expected.lse), 1e-5) << implementation;
+      for (int64_t i = 0; i < shape.seqlen_q; ++i) {
+        const bool is_empty = i < shape.seqlen_q - shape.seqlen_k;
+        ASSERT_EQ(results.lse.get({0, 0, i}) == -kInf, is_empty) << implementation << " " << i;
+        ASSERT_EQ(results.out.get({0, i, 0, 5}) == 0, is_empty) << implementation << " " << i;
+      }
+      EXPECT_EQ(differing(run(paged, implementation), results), "") << implementation;
     }
-    EXPECT_EQ(differing(run(paged, implementation), results), "") << implementation;
   }
 }
 
@@ -251,11 +260,32 @@ TEST(MaskedRows, SequenceWithoutKeysHasLseOfMinusInfinity) {
   inputs.options.cu_seqlens_q = cu_seqlens_q;
   inputs.options.cu_seqlens_k = cu_seqlens_k;
   expect_all_conform(inputs);
+  const Tensor other_cu_seqlens_k = Tensor::ints({0, 2, 5, 7});
+  Inputs other = inputs;
+  other.options.cu_seqlens_k = other_cu_seqlens_k;
   for (const std::string& implementation : all_implementations()) {
     const Results results = run(inputs, implementation);
     for (int64_t i = 0; i < 6; ++i) {
       EXPECT_EQ(results.lse.get({1, i}) == -kInf, i == 2 || i == 3) << implementation;
       EXPECT_EQ(results.out.get({i, 1, 4}) == 0, i == 2 || i == 3) << implementation;
+    }
+    // Joined with a part that has keys, the sequence gets the results of that part.
+    const Results others = run(other, implementation);
+    const auto both = [](const Tensor& first, const Tensor& second,
+                         std::initializer_list<int64_t> shape) {
+      std::vector<double> numbers = first.numbers();
+      const std::vector<double> more = second.numbers();
+      numbers.insert(numbers.end(), more.begin(), more.end());
+      return Tensor::of(DType::kF32, shape, numbers);
+    };
+    const Tensor out_parts = both(results.out, others.out, {2, 6, 2, 8});
+    const Tensor lse_parts = both(results.lse, others.lse, {2, 2, 6});
+    const Tensor out(DType::kF32, {6, 2, 8}), lse(DType::kF32, {2, 6});
+    attention_merge(out_parts, lse_parts, out, lse);
+    for (int64_t n = 0; n < 2 * 2 * 8; ++n) {
+      const int64_t i = 2 + n / 16, h = n / 8 % 2, d = n % 8;
+      EXPECT_EQ(out.get({i, h, d}), others.out.get({i, h, d})) << implementation;
+      EXPECT_EQ(lse.get({h, i}), others.lse.get({h, i})) << implementation;
     }
   }
 }

@@ -196,6 +196,7 @@ TEST(Offsets, OfRowsAndHeadsMayPassTwoToThe31) {
   }
 }
 
+// pytorch#190857, vllm#50427
 TEST(Offsets, OfPagesMayPassTwoToThe31) {
   const Tensor q = Tensor::random(DType::kF16, {1, 2, 2, 16}, 1);
   const Tensor pool = Tensor::random(DType::kF16, {4, 16, 2, 16}, 2);
@@ -213,34 +214,58 @@ TEST(Offsets, OfPagesMayPassTwoToThe31) {
   }
 }
 
-/// The sequence of a batch as a batch of its own.
-TensorView sequence_of(const TensorView& tensor, int64_t b) { return tensor.sliced(0, b, b + 1); }
+// pytorch#190857, sglang#20389: the last of 700 sequences that take turns in memory, row by row
+TEST(Offsets, OfTheRowsOfOneSequenceMayPassTwoToThe31) {
+  constexpr int64_t kBatch = 700, kKeys = 24000, kDim = 128;
+  const Tensor q = Tensor::random(DType::kF16, {1, 1, 1, kDim}, 1);
+  const Tensor k = Tensor::random(DType::kF16, {1, kKeys, 1, kDim}, 2);
+  const LazyMemory memory(DType::kF16, kKeys * kBatch * kDim);
+  const TensorView last = memory.view().sliced(0, (kBatch - 1) * kDim, kKeys * kBatch * kDim);
+  const TensorView far = strided(last, {1, kKeys, 1, kDim}, {kDim, kBatch * kDim, kDim, 1});
+  ASSERT_GT((kKeys - 1) * kBatch * kDim, kFar);
+  cli::from_numbers(k.numbers(), far);
+  for (const std::string& implementation : all_implementations()) {
+    EXPECT_EQ(differing(run({q, far, far, {}, {}}, implementation),
+                        run({q, k, k, {}, {}}, implementation)),
+              "")
+        << implementation;
+  }
+}
+
+/// As many sequences as a report has, each 16 elements behind the one before in the same memory.
+TensorView overlapping(const Tensor& memory, std::initializer_list<int64_t> shape) {
+  TensorView view(memory.view().data, memory.view().dtype, std::span(shape.begin(), shape.size()));
+  view.strides[0] = 16;
+  return view;
+}
 
 /// Counts are the launchers' business, which all instruction sets share: the best one will do.
-void expect_sampled_sequences(const Inputs& inputs, std::initializer_list<int64_t> sampled) {
-  const std::string best = all_kernels().front();
-  const Results results = run(inputs, best, {});
+/// Some sequences are judged, each as a call of its own.
+void expect_sampled_sequences(const TensorView& x, std::initializer_list<int64_t> sampled) {
+  const Results all = run({x, x, x, x, {}}, all_kernels().front(), {});
   for (const int64_t b : sampled) {
-    Inputs one{
-        sequence_of(inputs.q, b), sequence_of(inputs.k, b), sequence_of(inputs.v, b), {}, {}};
-    if (inputs.dout) one.dout = sequence_of(inputs.dout, b);
-    const Results single = run(one, best);
-    EXPECT_TRUE(same_bits(single.out, sequence_of(results.out, b))) << "sequence " << b;
-    if (!inputs.dout) continue;
-    EXPECT_LT(max_difference(single.dq, sequence_of(results.dq, b)), 1e-5) << "sequence " << b;
-    EXPECT_LT(max_difference(single.dk, sequence_of(results.dk, b)), 1e-5) << "sequence " << b;
+    const auto one = [b](const TensorView& tensor) { return tensor.sliced(0, b, b + 1); };
+    const TensorView x_one = one(x);
+    Results results;
+    results.out = one(all.out);
+    results.lse = one(all.lse);
+    results.dq = one(all.dq);
+    results.dk = one(all.dk);
+    results.dv = one(all.dv);
+    EXPECT_EQ(Truth({x_one, x_one, x_one, x_one, {}}).fault_of(results), "") << "sequence " << b;
   }
 }
 
 // pytorch#142228, #146704; xformers#845
 TEST(CountsFull, OfSequencesMayPassTwoToThe16) {
-  const Tensor x = Tensor::random(DType::kF32, {70000, 3, 1, 4}, 1);
-  expect_sampled_sequences({x, x, x, x, {}}, {0, 65535, 65536, 69999});
+  const Tensor memory = Tensor::random(DType::kF32, {16 * 100000 + 160}, 1);
+  expect_sampled_sequences(overlapping(memory, {100000, 10, 1, 16}), {0, 65535, 65536, 99999});
 }
 
+// pytorch#142228, #146704; xformers#845
 TEST(CountsFull, OfSequencesTimesHeadsMayPassTwoToThe16) {
-  const Tensor x = Tensor::random(DType::kF16, {10000, 4, 8, 4}, 2);
-  expect_sampled_sequences({x, x, x, {}, {}}, {0, 8191, 8192, 9999});
+  const Tensor memory = Tensor::random(DType::kF16, {16 * 65536 + 4 * 8 * 64}, 2);
+  expect_sampled_sequences(overlapping(memory, {65536, 4, 8, 64}), {0, 8191, 8192, 65535});
 }
 
 TEST(CountsFull, OfHeadsMayPassTwoToThe16) {

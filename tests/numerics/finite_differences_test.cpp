@@ -156,6 +156,7 @@ std::vector<ProblemParam> problems() {
            ":b2:hq4:hkv2:sq5:sk37:d3:dropout_p=0.5:sink:softcap=2",
            ":hq4:hkv2:d3:cu_seqlens_q={0,3,3,8}:cu_seqlens_k={0,4,6,13}:causal:alibi_slopes[b,hq]",
            ":hq4:hkv2:d3:cu_seqlens_q={0,3,8}:cu_seqlens_k={0,4,13}:bias[b,hq,sq,sk]:sink",
+           // flash-attention PR 2544
            ":hq2:d3:cu_seqlens_q={0,3,8}:cu_seqlens_k={0,4,13}:softcap=1.5:causal",
            ":b2:hq2:sq5:sk9:d3:seqused_k={9,6}:leftpad_k={2,1}:bias[1,hq,sq,sk]",
            ":b1:hq2:sq8:sk8:d3:block_rows=2:block_cols=3:block_counts[b,hq,4]:"

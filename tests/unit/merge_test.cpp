@@ -46,6 +46,7 @@ struct Parts {
   Tensor out_parts, lse_parts, out, lse;
 };
 
+// flashinfer#4051, vllm PR 39148
 TEST(AttentionMerge, EmptyPartsAreNotRead) {
   for (const std::string& implementation : implementations("attention_merge")) {
     Parts all(2);
@@ -57,6 +58,7 @@ TEST(AttentionMerge, EmptyPartsAreNotRead) {
   }
 }
 
+// flashinfer#4051
 TEST(AttentionMerge, OnePartThatSawKeysComesThroughBitForBit) {
   for (const std::string& implementation : implementations("attention_merge")) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -83,6 +85,7 @@ TEST(AttentionMerge, OnePartThatSawKeysComesThroughBitForBit) {
   }
 }
 
+// flashinfer#4051, vllm PR 39148
 TEST(AttentionMerge, InfinityIsNoEmptyPart) {
   for (const std::string& implementation : implementations("attention_merge")) {
     const Parts parts(2);
@@ -111,10 +114,13 @@ TEST(AttentionMerge, NanComesThroughInItsRowAlone) {
   }
 }
 
+// flashinfer#4051
 TEST(AttentionMerge, OrderMattersOnlyInRounding) {
   for (const std::string& implementation : implementations("attention_merge")) {
     const Parts parts(4);
+    parts.empty(1);
     parts.run(implementation);
+    for (const double x : parts.out.numbers()) EXPECT_TRUE(std::isfinite(x)) << implementation;
     Parts turned(4);
     for (int64_t p = 0; p < 4; ++p) {
       for (int64_t h = 0; h < kHeads; ++h) {

@@ -223,13 +223,13 @@ inline void add_score_gradients(const BwdBlock& block, const TileSpan& tile, int
                 {rows, gradients.bias_dtype, gradients.bias_key_stride / size});
   }
   if (gradients.bias_columns != nullptr) {
-    float* columns = gradients.bias_columns + (tile.k_begin - block.k_begin);
-    for (int64_t j = 0; j < tile.n; ++j) columns[j] += ds[j];
+    double* columns = gradients.bias_columns + (tile.k_begin - block.k_begin);
+    for (int64_t j = 0; j < tile.n; ++j) columns[j] += static_cast<double>(ds[j]);
   }
   if (gradients.bias_tile != nullptr) {
-    float* row = gradients.bias_tile + q_idx % block.block_m * gradients.bias_tile_ld +
-                 (tile.k_begin - block.k_begin);
-    for (int64_t j = 0; j < tile.n; ++j) row[j] += ds[j];
+    double* row = gradients.bias_tile + q_idx % block.block_m * gradients.bias_tile_ld +
+                  (tile.k_begin - block.k_begin);
+    for (int64_t j = 0; j < tile.n; ++j) row[j] += static_cast<double>(ds[j]);
   }
   if (gradients.alibi != nullptr) {
     Vf sum = zero();

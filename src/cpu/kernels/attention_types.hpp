@@ -125,8 +125,8 @@ struct ScoreGradients {
   char* bias;  ///< direct: row 0, key 0 of dbias, each element written once; null: not
   int64_t bias_row_stride, bias_key_stride;  ///< bytes
   DType bias_dtype;
-  float* bias_columns;  ///< sums over queries by key of the block; null: not
-  float* bias_tile;     ///< sums by (row, key) of the one query block; null: not
+  double* bias_columns;  ///< sums over queries by key of the block; null: not
+  double* bias_tile;     ///< sums by (row, key) of the one query block; null: not
   int64_t bias_tile_ld;
   double* alibi;      ///< one sum; null: not
   const AuxSum* aux;  ///< by site of the gradient program

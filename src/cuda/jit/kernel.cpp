@@ -7,6 +7,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "core/memory_errors.hpp"
 #include "core/problem_text.hpp"
 #include "cuda/jit/kernel_store.hpp"
 #include "cuda/runtime/current.hpp"
@@ -150,10 +151,13 @@ void load_kernels(std::span<const KernelChoice> kernels, const Context& context)
 }
 
 void warmup(const std::string& problem_text, const Context& context) {
-  const ProblemText problem = parse_problem(problem_text);
-  Context named = context;
-  if (!problem.implementation.empty()) named.implementation = problem.implementation;
-  load_kernels(make_call(problem).kernels(named), named);
+  static const Error no_memory = out_of_memory("warmup");
+  with_memory_errors(no_memory, [&] {
+    const ProblemText problem = parse_problem(problem_text);
+    Context named = context;
+    if (!problem.implementation.empty()) named.implementation = problem.implementation;
+    load_kernels(make_call(problem).kernels(named), named);
+  });
 }
 
 }  // namespace flashtile
