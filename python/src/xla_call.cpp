@@ -87,8 +87,8 @@ class GpuCall {
   Device device() const { return {DeviceType::kCuda, device_}; }
 
   void* allocate(size_t bytes) const {
-    xla::MemoryAllocate call{sizeof(call),        nullptr, frame_.context, bytes,
-                             kMemoryAlignment, nullptr};
+    xla::MemoryAllocate call{sizeof(call), nullptr,          frame_.context,
+                             bytes,        kMemoryAlignment, nullptr};
     check(frame_.api->memory_allocate(&call), "memory");
     return call.data;
   }
