@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ImportError("flashtile.torch needs PyTorch: pip install torch") from error
 
-from flashtile import expressions
+from flashtile import _torch_sdpa, expressions
 from flashtile._attention import ScoreOrMask, Window, dtype_name, gradient_name
 from flashtile._table import core_op, output_shape, tables
 from flashtile._vmap import folded, folds, unfolded
@@ -31,7 +31,7 @@ __all__ = ["attention", "flex_attention", "scaled_dot_product_attention", "sdpa"
 try:
     from torch.nn.attention.flex_attention import noop_mask as _noop_mask
 except ImportError:  # before PyTorch 2.5, which has no BlockMask
-    _noop_mask = None
+    _noop_mask = None  # type: ignore[assignment]
 
 _FORWARD = tables()["attention_fwd"]
 _BACKWARD = tables()["attention_bwd"]
@@ -390,6 +390,7 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
     return out.transpose(1, 2).reshape(*shape[:-1], value.shape[-1])
 
 
+_torch_sdpa.register()
 _TORCH_SDPA = torch.nn.functional.scaled_dot_product_attention
 
 

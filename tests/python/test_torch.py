@@ -421,3 +421,87 @@ def test_vmap_where_calls_cannot_be_one():
     same = torch.func.vmap(drop, randomness="same")(q, k, v)
     different = torch.func.vmap(drop, randomness="different")(q, k, v)
     assert torch.equal(same[0], same[1]) and not torch.equal(different[0], different[1])
+
+
+@pytest.fixture
+def as_backend():
+    attention = torch.nn.attention
+    if not hasattr(attention, "activate_flash_attention_impl"):
+        pytest.skip("this PyTorch has no list of backends")
+    attention.activate_flash_attention_impl("flashtile")
+    yield
+    attention.restore_flash_attention_impl()
+
+
+@pytest.mark.parametrize("options", [dict(), dict(is_causal=True, scale=0.5),
+                                     dict(attn_mask=torch.rand(5, 7) > 0.2),
+                                     dict(attn_mask=torch.rand(2, 1, 5, 7))])
+def test_backend_of_torch(as_backend, monkeypatch, options):
+    torch.manual_seed(8)
+    q, k, v = (torch.randn(2, 4, n, 8, requires_grad=True) for n in (5, 7, 7))
+    calls = []
+    for name in ("attention", "attention_backward"):
+        original = getattr(ft._torch_sdpa, name)
+        monkeypatch.setattr(ft._torch_sdpa, name, lambda *args, _name=name, _run=original, **more:
+                            calls.append(_name) or _run(*args, **more))
+    found = functional.scaled_dot_product_attention(q, k, v, **options)
+    dout = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, (q, k, v), dout)
+    assert calls == ["attention", "attention_backward"]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        right = functional.scaled_dot_product_attention(q, k, v, **options)
+    assert found.shape == right.shape and (found - right).abs().max() < 3e-6
+    for a, b in zip(gradients, torch.autograd.grad(right, (q, k, v), dout)):
+        assert (a - b).abs().max() < 1e-5
+
+
+def test_backend_is_given_back():
+    attention = torch.nn.attention
+    if not hasattr(attention, "activate_flash_attention_impl"):
+        pytest.skip("this PyTorch has no list of backends")
+    assert "flashtile" in attention.list_flash_attention_impls()
+    assert attention.current_flash_attention_impl() != "flashtile"
+    q = torch.randn(1, 2, 9, 8)
+    before = functional.scaled_dot_product_attention(q, q, q)
+    attention.activate_flash_attention_impl("flashtile")
+    attention.restore_flash_attention_impl()
+    assert torch.equal(functional.scaled_dot_product_attention(q, q, q), before)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.375])
+def test_ops_of_the_backend_on_gpus(dropout_p):
+    """What runs in place of PyTorch's ops for CUDA takes CPU tensors, too."""
+    ops = ft._torch_sdpa
+    torch.manual_seed(8)
+    q, k, v = (torch.randn(2, 4, 7, 8) for _ in range(3))
+    out, lse, starts, _, max_q, max_k, seed, offset, _ = ops.sdpa_forward(q, k, v, dropout_p, True)
+    assert starts is None and seed.dtype == torch.uint64 and (max_q, max_k) == (7, 7)
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    right = ft.attention(*[x.transpose(1, 2) for x in inputs], causal=True, dropout_p=dropout_p,
+                         dropout_seed=int(seed[0].item())).transpose(1, 2)
+    assert torch.equal(out, right)
+    found = ops.sdpa_backward(out, q, k, v, out, lse, None, None, 7, 7, dropout_p, True, seed,
+                              offset)
+    for a, b in zip(found, torch.autograd.grad(right, inputs, out)):
+        assert torch.equal(a, b)
+    rows = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    starts = torch.tensor([0, 7, 14], dtype=torch.int32)
+    options = dict(window_size_left=3, window_size_right=-1)
+    packed, packed_lse, seed, offset, _ = ops.flash_forward(
+        *rows, starts, starts, 7, 7, dropout_p, True, False, **options)
+    inputs = [x.clone().requires_grad_() for x in rows]
+    right = ft.attention(*inputs, cu_seqlens_q=starts, cu_seqlens_k=starts, causal=True,
+                         window=(3, None), dropout_p=dropout_p,
+                         dropout_seed=int(seed[0].item()))
+    assert torch.equal(packed, right)
+    found = ops.flash_backward(packed, *rows, packed, packed_lse, starts, starts, 7, 7, dropout_p,
+                               True, seed, offset, **options)
+    for a, b in zip(found, torch.autograd.grad(right, inputs, packed)):
+        assert torch.equal(a, b)
+    if not dropout_p:
+        given = torch.empty_like(packed)
+        again = ops.flash_forward_into(given, *rows, starts, starts, 7, 7, 0.0, True, False,
+                                       **options)
+        assert torch.equal(given, packed) and torch.equal(again, packed_lse)
+    with pytest.raises(NotImplementedError, match="debug_mask"):
+        ops.sdpa_forward(q, k, v, dropout_p, True, True)
