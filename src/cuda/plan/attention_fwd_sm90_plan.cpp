@@ -212,6 +212,7 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   tiling.copy_registers = finds_pages ? 56 : 40;
   tiling.compute_registers = finds_pages ? 224 : 232;
   if (largest <= 128) {
+    if (is_general(flags)) shape.block_n = 64;
     tiling.query_in_registers = !is_heavy;
     tiling.holds_back = !follows && !is_heavy;
     const bool is_bare = !flags.has_options && !flags.has_block_map();

@@ -58,6 +58,23 @@ bool reads_linearly(const Expr& expr) {
   return true;
 }
 
+/// True for a sum of the score and something that does not depend on it.
+bool adds_to_score(const Expr& expr) {
+  if (expr.empty()) return true;
+  const variant::Op op = expr.node(expr.root()).op;
+  if (op != variant::Op::kAdd && op != variant::Op::kSub) return false;
+  const auto is_score = [&](int32_t idx) {
+    return expr.node(idx).op == variant::Op::kVariable &&
+           expr.node(idx).variable == variant::Variable::kScore;
+  };
+  const auto is_free = [&](int32_t idx) {
+    return !variant::depends_on(expr, idx, variant::Variable::kScore);
+  };
+  const auto args = expr.args(expr.root());
+  return (is_score(args[0]) && is_free(args[1])) ||
+         (op == variant::Op::kAdd && is_score(args[1]) && is_free(args[0]));
+}
+
 /// Statements that say whether all elements that an expression may read for a pair are there.
 std::string inside_statements(const Expr& expr) {
   std::string text = "Bool is_inside = true;\n";
@@ -155,6 +172,7 @@ std::string user_expressions_text(const AttentionProblem& problem, const std::st
   text += flag("kHasUpper", !mask.upper.empty());
   const bool is_linear = reads_linearly(problem.user_score);
   text += flag("kIsScoreLinear", is_linear);
+  text += flag("kAddsToScore", adds_to_score(problem.user_score));
   const std::string arguments = "(const Params& user, const Pair& pair";
   if (!problem.user_score.empty()) {
     text += expression_function(problem, "Float score" + arguments + ", Float score)",

@@ -131,7 +131,6 @@ struct Sm90Compute {
     }
   }
 
-  /// After the products of its first keys.
   FLASHTILE_DEVICE void start_tile(const Sm90Tile& next) {
     tile = next;
     const Keys keys = keys_of(tile);
@@ -310,7 +309,6 @@ struct Sm90Compute {
         softmax.weigh(scores, logit_scale(), false);
       }
     }
-    if constexpr (Config::kHasDropout) rules.drop_weights(scores, tile, n_block);
     return has_moved;
   }
 
@@ -318,6 +316,7 @@ struct Sm90Compute {
     FLASHTILE_UNROLL
     for (int i = 0; i < kBlockN / 4; ++i) {
       weights[i] = pack<Config::kElement>(scores[i * 2], scores[i * 2 + 1]);
+      if constexpr (Config::kHasDropout) weights[i] &= rules.kept[i];
     }
   }
 
@@ -329,9 +328,9 @@ struct Sm90Compute {
   }
 
   /// The products of the next keys, and beside them the values of the block before, which may still
-  /// be under way then.
-  template <bool kHasValues>
-  FLASHTILE_DEVICE void multiply() {
+  /// be under way then. `start_block()`, when they have been started, makes what they are of known.
+  template <bool kHasValues, class StartBlock>
+  FLASHTILE_DEVICE void multiply(const StartBlock& start_block) {
     wait_for_keys();
     if constexpr (Config::kIsMapped) {
       const Sm90Block block = {load_shared_word(memory.block_word(num_keys % Memory::kStages))};
@@ -348,6 +347,13 @@ struct Sm90Compute {
       start_values(2);
     }
     pass_turn();
+    start_block();
+    rules.work_ahead(tile, n_block);
+    // A half of kept bits is all or nothing.
+    if constexpr (Config::kHasDropout) {
+      const uint32 halves = rules.kept[kBlockN / 4 - 1];
+      hold_back(((halves ^ halves >> 1) & 0x7fffu) != 0);
+    }
     wait_for_products<kHasValues ? 1 : 0>();
     pin(scores);
     release_keys();
@@ -360,11 +366,15 @@ struct Sm90Compute {
     release_values(behind);
   }
 
-  /// Ends a basic block, so that the assembler cannot move the wait for values in front of the
-  /// exponentials. Never taken: a sum is not negative.
-  FLASHTILE_DEVICE void hold_back() const {
+  /// Ends a basic block, so that the assembler cannot move a wait for products in front of what
+  /// `never` is made of. It is never true.
+  FLASHTILE_DEVICE void hold_back(bool never) const {
+    if (never) wait_for_values(2);
+  }
+  /// In front of the wait for values: exponentials. A sum is not negative.
+  FLASHTILE_DEVICE void hold_back_values() const {
     if constexpr (Config::kHoldsBack) {
-      if (static_cast<int>(bits_of_float(softmax.sum[0])) < 0) wait_for_values(2);
+      hold_back(static_cast<int>(bits_of_float(softmax.sum[0])) < 0);
     }
   }
 
@@ -376,8 +386,7 @@ struct Sm90Compute {
   /// The first key block of a tile, with nothing beside it.
   FLASHTILE_DEVICE void first_block(const Sm90Tile& first) {
     take_queries();
-    multiply<false>();
-    start_tile(first);
+    multiply<false>([&] { start_tile(first); });
     float factors[2];
     weigh<true>(true, factors);
     end_first_block();
@@ -391,11 +400,12 @@ struct Sm90Compute {
 
   /// The next key block of the tile, which needs no care, beside the values of the one before.
   FLASHTILE_DEVICE void plain_block() {
-    --n_block;
-    multiply<true>();
+    multiply<true>([&] {
+      if constexpr (!Config::kIsMapped) --n_block;
+    });
     float factors[2];
     weigh<false>(false, factors);
-    hold_back();
+    hold_back_values();
     wait_for_sums(2);
     adds = 1;
     pack_weights();
@@ -407,14 +417,17 @@ struct Sm90Compute {
     if constexpr (Config::kNumQueryBuffers > 1) {
       if (is_first) take_queries();
     }
-    --n_block;
-    multiply<true>();
-    Softmax old = softmax;
-    const Sm90Tile old_tile = tile;
-    if (is_first) start_tile(next);
+    Softmax old;
+    Sm90Tile old_tile;
+    multiply<true>([&] {
+      if constexpr (!Config::kIsMapped) --n_block;
+      old = softmax;
+      old_tile = tile;
+      if (is_first) start_tile(next);
+    });
     float factors[2];
     const bool has_moved = weigh<true>(is_first, factors);
-    hold_back();
+    hold_back_values();
     wait_for_sums(2);
     if (is_first) {
       finish(old_tile, old, old_buffer);

@@ -23,15 +23,23 @@ struct Sm90Scores {
   /// Blocks may be known to lie inside of all that is read for their pairs.
   static constexpr bool kAsksInside =
       Expressions::kIsScoreLinear || (!Expressions::kHasScore && Config::kBias != Element::kNone);
+  /// Options add terms to scores that do not depend on them.
+  static constexpr bool kHasTerms = Kind::kIsGeneral && Expressions::kAddsToScore;
   /// Masks other than by position hide pairs.
   static constexpr bool kHidesPairs = Config::kHasBlockList || Expressions::kHasMask;
 
   const Sm90ForwardParams& params;
   const UserParams& user;
-  float slope = 0.0f;  ///< of the tile's head, negative and in log2 units
+  float slope = 0.0f;   ///< of the tile's head, negative and in log2 units
+  float lane_distance;  ///< distance_of, in a tile and a block that begin at 0
+  float terms[kHasTerms ? kBlockN / 2 : 1];
+  uint32 kept[Config::kHasDropout ? kBlockN / 4 : 1];  ///< bits of packed weights
 
   FLASHTILE_DEVICE Sm90Scores(const Sm90ForwardParams& p, const UserParams& u)
-      : params(p), user(u) {}
+      : params(p), user(u) {
+    const int lane = lane_idx();
+    lane_distance = static_cast<float>(warp_row() + lane / 4 - lane % 4 * 2);
+  }
 
   FLASHTILE_DEVICE static auto tile_of(Scores& scores) -> float (&)[1][kBlockN / 8][4] {
     return reinterpret_cast<float(&)[1][kBlockN / 8][4]>(scores);
@@ -79,15 +87,29 @@ struct Sm90Scores {
 
   /// How far a row's query lies behind the lane's first key of a block.
   FLASHTILE_DEVICE float distance_of(const Sm90Tile& tile, int half, int n_block) const {
-    const int64 offset = sequence_of(tile).query_offset;
-    const int lane = fresh(thread_idx());
-    const int row = Keys(params, tile).first_row() + lane / kWarpSize * 16 - 64 +
-                    lane % kWarpSize / 4 + half * 8;
-    return static_cast<float>(offset + row - n_block * kBlockN - lane % 4 * 2);
+    const int64 of_tile =
+        sequence_of(tile).query_offset + Keys(params, tile).first_row() - n_block * kBlockN;
+    return static_cast<float>(of_tile) + (lane_distance + static_cast<float>(half * 8));
   }
 
   /// Natural logits, in place.
   FLASHTILE_DEVICE void make_logits(Scores& scores, const Sm90Tile& tile, int n_block) const {
+    if constexpr (kHasTerms) {
+      if constexpr (Config::kHasSoftcap) {
+        cap_scores<Config, 1, kBlockN>(tile_of(scores), params.call);
+      }
+      const float scale = Config::kHasSoftcap ? params.call.softcap : params.call.softmax_scale;
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kBlockN / 2; ++i) {
+        scores[i] = fused_multiply_add(scores[i], scale, terms[i]);
+      }
+    } else {
+      change_scores(scores, tile, n_block);
+    }
+  }
+
+  /// By options, one by one; or only what they add.
+  FLASHTILE_DEVICE void change_scores(Scores& scores, const Sm90Tile& tile, int n_block) const {
     with_rules(tile, [&](const ScoreRules<Config>& rules) {
       const Rows rows = rows_of(tile);
       const int first_key = n_block * kBlockN;
@@ -101,13 +123,13 @@ struct Sm90Scores {
                                                       first_key, first_key + kBlockN - 1);
         }
         if (is_inside) {
-          apply_scores<Config, true, 1, kBlockN, Config::kBiasInPairs>(tile_of(scores), rules, rows,
-                                                                       warp_row(), first_key);
+          apply_scores<Config, true, 1, kBlockN, Config::kBiasInPairs, kHasTerms>(
+              tile_of(scores), rules, rows, warp_row(), first_key);
           return;
         }
       }
-      apply_scores<Config, false, 1, kBlockN, Config::kBiasInPairs>(tile_of(scores), rules, rows,
-                                                                    warp_row(), first_key);
+      apply_scores<Config, false, 1, kBlockN, Config::kBiasInPairs, kHasTerms>(
+          tile_of(scores), rules, rows, warp_row(), first_key);
     });
   }
 
@@ -164,17 +186,39 @@ struct Sm90Scores {
     });
   }
 
-  FLASHTILE_DEVICE void drop_weights(Scores& weights, const Sm90Tile& tile, int n_block) const {
+  /// What does not depend on products: terms of logits, and which weights dropout keeps. While the
+  /// products are under way.
+  FLASHTILE_DEVICE void work_ahead(const Sm90Tile& tile, int n_block) {
+    if constexpr (kHasTerms) {
+      change_scores(terms, tile, n_block);
+      pin(terms);
+    }
+    if constexpr (Config::kHasDropout) {
+      find_kept(tile, n_block);
+      pin(kept);
+    }
+  }
+
+  FLASHTILE_DEVICE void find_kept(const Sm90Tile& tile, int n_block) {
     const int thread = fresh(thread_idx());
+    const DropoutParam& dropout = params.call.dropout;
     const uint32 batch_head =
         static_cast<uint32>(batch_idx_of(tile) * params.call.num_heads + tile.head);
+    const int first_row =
+        Keys(params, tile).first_row() + thread / kWarpSize * 16 - 64 + thread % kWarpSize / 4;
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = Keys(params, tile).first_row() + thread / kWarpSize * 16 - 64 +
-                      thread % kWarpSize / 4 + half * 8;
-      drop<kBlockN>(params.call.dropout, batch_head, static_cast<uint32>(row),
-                    static_cast<uint32>(n_block * kBlockN), static_cast<uint32>(thread % 4),
-                    [&](int n, int e) -> float& { return weights[n * 4 + half * 2 + e]; });
+      FLASHTILE_UNROLL
+      for (int group = 0; group < kBlockN / 32; ++group) {
+        uint32 words[4];
+        dropout_words(words, dropout, batch_head, static_cast<uint32>(first_row + half * 8),
+                      static_cast<uint32>(n_block * kBlockN + group * 32),
+                      static_cast<uint32>(thread % 4));
+        FLASHTILE_UNROLL
+        for (int n = 0; n < 4; ++n) {
+          kept[(group * 4 + n) * 2 + half] = kept_halves(words[n], dropout.threshold);
+        }
+      }
     }
   }
 };

@@ -95,4 +95,11 @@ FLASHTILE_DEVICE float remainder_of(float x, float y) { return fmodf(x, y); }
 /// The high 32 bits of the product.
 FLASHTILE_DEVICE uint32 multiply_high(uint32 a, uint32 b) { return __umulhi(a, b); }
 
+/// All bits of each half as its highest one.
+FLASHTILE_DEVICE uint32 spread_signs(uint32 halves) {
+  uint32 y;
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(y) : "r"(halves));
+  return y;
+}
+
 }  // namespace flashtile::device

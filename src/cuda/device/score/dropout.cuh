@@ -23,6 +23,15 @@ FLASHTILE_DEVICE void dropout_words(uint32 (&words)[4], const DropoutParam& drop
   variant::philox4x32_7(words, key, [](uint32 word) { return word; });
 }
 
+/// All bits of the halves of a word that are kept, none of those that are dropped. A subtraction
+/// compares their lower bits, and the highest ones are looked at beside it.
+FLASHTILE_DEVICE uint32 kept_halves(uint32 word, uint32 threshold) {
+  constexpr uint32 kHighest = 0x80008000u;
+  const uint32 least = threshold * 0x10001u;
+  const uint32 not_below = (word | kHighest) - (least & ~kHighest);
+  return spread_signs((word & ~least) | (~(word ^ least) & not_below));
+}
+
 /// Sets dropped weights of a row to 0; `row` is its elements of kN / 8 column tiles.
 template <int kN, class Element>
 FLASHTILE_DEVICE void drop(const DropoutParam& dropout, uint32 batch_head, uint32 q_idx,

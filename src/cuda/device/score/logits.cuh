@@ -37,8 +37,10 @@ struct LogitKind {
 
 /// Turns products into natural logits, in place; `first_key` is the key of the accumulator's column
 /// 0. kIsInside: all rows and keys are there, and so is what the user's score reads for them.
-/// kBiasInPairs: two neighbours of a bias lie side by side, aligned to both.
-template <class Config, bool kIsInside, int kTilesM, int kN, bool kBiasInPairs = false, class Rows>
+/// kBiasInPairs: two neighbours of a bias lie side by side, aligned to both. kTermsOnly: what is
+/// added to scores, of any products.
+template <class Config, bool kIsInside, int kTilesM, int kN, bool kBiasInPairs = false,
+          bool kTermsOnly = false, class Rows>
 FLASHTILE_DEVICE void apply_scores(float (&acc)[kTilesM][kN / 8][4],
                                    const ScoreRules<Config>& rules, const Rows& rows, int warp_row,
                                    int first_key) {
@@ -69,8 +71,12 @@ FLASHTILE_DEVICE void apply_scores(float (&acc)[kTilesM][kN / 8][4],
       FLASHTILE_UNROLL
       for (int e = 0; e < 2; ++e) {
         const int column = n * 8 + e;
-        float derivative;
-        float x = rules.user_input(acc[m][n][half * 2 + e], derivative);
+        // Minus zero, to which the compiler adds nothing.
+        float x = -0.0f;
+        if constexpr (!kTermsOnly) {
+          float derivative;
+          x = rules.user_input(acc[m][n][half * 2 + e], derivative);
+        }
         if constexpr (Expressions::kHasScore) {
           Pair place = pair;
           place.k_step = column;
