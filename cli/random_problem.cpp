@@ -148,11 +148,12 @@ void fill_floats(const TensorSpec* row, std::string_view name, const TensorView&
   RandomNumbers random(seed, name);
   std::vector<double> values(static_cast<size_t>(tensor.numel()));
   const Fill fill = row != nullptr ? row->fill : Fill::kNormal;
+  const double size = tensor.dtype == DType::kI8 ? 16 : 1;  // 8 bits are to be used
   for (double& value : values) {
     if (fill == Fill::kLogDecay) {
       value = -std::log1p(std::exp(-random.normal()));
     } else {
-      value = fill == Fill::kPositive ? random.uniform() : random.normal();
+      value = fill == Fill::kPositive ? random.uniform() : size * random.normal();
     }
   }
   if (fill == Fill::kUnit && tensor.ndim > 0)
@@ -176,7 +177,8 @@ OwnedCall random_call(const ProblemText& problem, uint64_t seed) {
       poison(tensor);
     } else if (item != nullptr && item->has_values) {
       write_values(*item, tensor);
-    } else if (is_floating(tensor.dtype)) {
+    } else if (is_floating(tensor.dtype) || tensor.dtype == DType::kI8 ||
+               tensor.dtype == DType::kE4M3) {
       fill_floats(&row, name, tensor, seed);
     } else {
       from_numbers(IntegerFill(call, sizes, seed).values(row, name, tensor), tensor);

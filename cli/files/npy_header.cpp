@@ -11,13 +11,14 @@
 namespace flashtile::cli {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, DType>, 7> kDescrs{{
+constexpr std::array<std::pair<std::string_view, DType>, 8> kDescrs{{
     {"<f8", DType::kF64},
     {"<f4", DType::kF32},
     {"<f2", DType::kF16},
     {"<i8", DType::kI64},
     {"<i4", DType::kI32},
     {"|u1", DType::kU8},
+    {"|i1", DType::kI8},
     {"|b1", DType::kBool},
 }};
 

@@ -11,7 +11,7 @@
 namespace flashtile::cli {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, DType>, 8> kDtypeNames{{
+constexpr std::array<std::pair<std::string_view, DType>, 10> kDtypeNames{{
     {"F64", DType::kF64},
     {"F32", DType::kF32},
     {"F16", DType::kF16},
@@ -19,6 +19,8 @@ constexpr std::array<std::pair<std::string_view, DType>, 8> kDtypeNames{{
     {"I64", DType::kI64},
     {"I32", DType::kI32},
     {"U8", DType::kU8},
+    {"I8", DType::kI8},
+    {"F8_E4M3", DType::kE4M3},
     {"BOOL", DType::kBool},
 }};
 
@@ -151,7 +153,7 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
     }
     if (entry_.dtype == DType::kNone) {
       throw file_error(file_name_, "tensor " + in_quotes(name_) + " has dtype " + in_quotes(text) +
-                                       "; known: F64 F32 F16 BF16 I64 I32 U8 BOOL");
+                                       "; known: F64 F32 F16 BF16 I64 I32 U8 I8 F8_E4M3 BOOL");
     }
   }
 

@@ -56,8 +56,19 @@ PlainKeys<Real>::PlainKeys(const AttentionProblem& problem, const AttentionArgs&
   const KeyRows k_rows = key_rows(args.k, args, sequence, head_kv);
   const KeyRows v_rows = key_rows(args.v, args, sequence, head_kv);
   for (int64_t j = 0; j < sequence.seqlen_k; ++j) {
-    gather_row(k_rows, j, problem.dtype, k.row(j));
-    gather_row(v_rows, j, problem.dtype, v.row(j));
+    gather_row(k_rows, j, problem.k.dtype, k.row(j));
+    gather_row(v_rows, j, problem.v.dtype, v.row(j));
+  }
+  if (problem.is_quantised) {
+    // To the dtype of q, as who has no kernel for it would do.
+    const KeyScales k_scales = key_scales(args.k_scale, args.k, args, sequence, head_kv);
+    const KeyScales v_scales = key_scales(args.v_scale, args.v, args, sequence, head_kv);
+    for (int64_t j = 0; j < sequence.seqlen_k; ++j) {
+      for (Real& value : k.row(j)) value *= static_cast<Real>(k_scales.of(j));
+      for (Real& value : v.row(j)) value *= static_cast<Real>(v_scales.of(j));
+      round_to(problem.dtype, k.row(j));
+      round_to(problem.dtype, v.row(j));
+    }
   }
   k_transposed = transposed(k);
 }

@@ -104,6 +104,18 @@ struct AttentionOptions {
   /// Same bits in every run. The CPU kernels always are; elsewhere it may cost time.
   bool deterministic = false;
 
+  /// The bits of a row of out and lse depend on its query, the keys that it sees and their places,
+  /// and on nothing else: not on the batch, on other queries of the call, on pages or threads. So
+  /// keys that are appended token by token give what one call for all of them gives, to the bit.
+  /// Of attention_bwd, what a sequence gives does not depend on other sequences. Decoding packs
+  /// keys then, which takes about twice as long. Refused on a GPU.
+  bool batch_invariant = false;
+
+  // What k and v of i8 or e4m3 are multiplied by, f32, finite: (heads_kv); by sequence, or line of
+  // cache_batch_idx, (batch, heads_kv); by page (num_pages, heads_kv). 1 where it is left out. Only
+  // attention_fwd reads such keys.
+  TensorView k_scale, v_scale;
+
   // Further results of attention_fwd. They may be left out. attention_bwd, which takes the same
   // options, does not look at them.
   TensorView max_logit;     ///< (heads), f32: largest masked score of each head; -inf if none
@@ -132,11 +144,12 @@ struct AttentionOptions {
 /// With AttentionOptions::k_new the call appends to k and v first. Two sequences must not append to
 /// the same slot.
 ///
-/// q, k, v are f32, f16 or bf16 (f64: by the reference), all alike; any strides; head_dim and
-/// head_dim_v from 1 to 1024. Throws Error; nothing has been written then, but where an
-/// expression has read an aux tensor outside its shape by an index that depends on the score, or
-/// where memory has run out: that may show on the way.
-/// FlashAttention-2, Dao 2023 (arXiv:2307.08691); online softmax, Milakov and Gimelshein 2018.
+/// q, k, v are f32, f16 or bf16 (f64: by the reference), all alike, or k and v both i8 or e4m3 with
+/// AttentionOptions::k_scale and v_scale; any strides; head_dim and head_dim_v from 1 to 1024.
+/// Throws Error; nothing has been written then, but where an expression has read an aux tensor
+/// outside its shape by an index that depends on the score, or where memory has run out: that may
+/// show on the way. FlashAttention-2, Dao 2023 (arXiv:2307.08691); online softmax, Milakov and
+/// Gimelshein 2018.
 FLASHTILE_API void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v,
                                  const TensorView& out, const TensorView& lse,
                                  const AttentionOptions& options = {}, const Context& context = {});

@@ -19,9 +19,9 @@ enum class DType : int32_t {
   kI64 = 6,
   kU8 = 7,
   kBool = 8,
-  kI8 = 9,     ///< reserved for quantised caches
-  kE4M3 = 10,  ///< reserved for quantised caches
-  kE5M2 = 11,  ///< reserved for quantised caches
+  kI8 = 9,     ///< of quantised caches
+  kE4M3 = 10,  ///< of quantised caches: 8-bit floats up to 448, without infinities
+  kE5M2 = 11,  ///< reserved
 };
 
 /// Bytes of one element; 0 for kNone.

@@ -58,8 +58,8 @@ typedef enum flashtile_dtype {
   FLASHTILE_I64 = 6,
   FLASHTILE_U8 = 7,
   FLASHTILE_BOOL = 8,
-  FLASHTILE_I8 = 9,    /* reserved */
-  FLASHTILE_E4M3 = 10, /* reserved */
+  FLASHTILE_I8 = 9,
+  FLASHTILE_E4M3 = 10, /* 8-bit floats up to 448 */
   FLASHTILE_E5M2 = 11  /* reserved */
 } flashtile_dtype;
 
@@ -239,7 +239,11 @@ typedef struct flashtile_attention_args {
   const flashtile_tensor* rotary_sin;     /* like rotary_cos */
   const flashtile_tensor* rotary_seqlens; /* (batch), i32; default seqused_k */
   int32_t rotary_interleaved;             /* 0 or 1: pairs (2n, 2n + 1) */
-  int32_t reserved_end;                   /* 0 */
+  int32_t batch_invariant; /* 0 or 1: a row's bits depend on its query and keys alone */
+
+  /* Of k and v of i8 or e4m3, f32: (heads_kv), (batch, heads_kv) or (pages, heads_kv) */
+  const flashtile_tensor* k_scale;
+  const flashtile_tensor* v_scale;
 } flashtile_attention_args;
 
 FLASHTILE_C_API void flashtile_attention_args_init(flashtile_attention_args* args,

@@ -17,12 +17,13 @@ ScoreOrMask = Union[str, Callable[..., Any], None]
 _INPUTS = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k",
            "seqused_k", "leftpad_k", "block_table", "cache_batch_idx", "block_counts",
            "block_indices")
-_CACHE = ("k_new", "v_new", "cu_seqlens_new", "rotary_cos", "rotary_sin", "rotary_seqlens")
+_CACHE = ("k_new", "v_new", "cu_seqlens_new", "rotary_cos", "rotary_sin", "rotary_seqlens",
+          "k_scale", "v_scale")
 _RESULTS = ("out", "lse", "max_logit", "weights", "dropout_mask")
 _OPTIONS = ("softmax_scale", "softcap", "score", "mask", "causal", "window_left", "window_right",
             "query_offset", "attention_chunk", "max_seqlen_q", "max_seqlen_k", "block_rows",
             "block_cols", "rotary_interleaved", "dropout_p", "dropout_seed", "dropout_offset",
-            "deterministic")
+            "deterministic", "batch_invariant")
 _TENSORS = (*_INPUTS, *_CACHE, *_RESULTS)
 _FORWARD = Op("attention_fwd", list(_TENSORS), list(_OPTIONS))
 _BACKWARD = Op("attention_bwd", [*_INPUTS, "dout", "dlse", "out", "lse"], list(_OPTIONS))
@@ -69,9 +70,11 @@ def attention(
         cu_seqlens_new: Array | None = None, rotary_cos: Array | None = None,
         rotary_sin: Array | None = None, rotary_seqlens: Array | None = None,
         rotary_interleaved: bool | None = None,
+        k_scale: Array | None = None, v_scale: Array | None = None,
         block_counts: Array | None = None, block_indices: Array | None = None,
         block_rows: int | None = None, block_cols: int | None = None,
-        deterministic: bool | None = None, return_lse: bool = False, out_dtype: Any = None,
+        deterministic: bool | None = None, batch_invariant: bool | None = None,
+        return_lse: bool = False, out_dtype: Any = None,
         out: Array | None = None, lse: Array | None = None, max_logit: Array | None = None,
         weights: Array | None = None, dropout_mask: Array | None = None,
         implementation: str | None = None, max_workers: int = 0) -> Any:
@@ -114,9 +117,12 @@ def attention(
         rotary_cos, rotary_sin: (positions, rotary_dim / 2): turn q and k_new.
         rotary_seqlens: (batch), i32: first row of the tables; default seqused_k.
         rotary_interleaved: pairs (2n, 2n + 1) instead of (n, n + rotary_dim / 2).
+        k_scale, v_scale: (heads_kv), (batch, heads_kv) or, paged, (num_pages, heads_kv), f32: what
+            k and v of int8 or float8_e4m3fn are multiplied by; not on a GPU.
         block_counts, block_indices, block_rows, block_cols: block-sparse lists, (batch|1, heads|1,
             M) and (batch|1, heads|1, M, N), i32, of key blocks by query block.
         deterministic: the same bits in every run; CPUs always are.
+        batch_invariant: a row's bits depend on its query and keys alone; refused on a GPU.
         return_lse: return (out, lse).
         out_dtype: dtype of out: that of q, or float32.
         out, lse, max_logit, weights, dropout_mask: arrays to write results into; the last two are
@@ -143,10 +149,11 @@ def attention(
     results = _FORWARD.run(
         (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k,
          block_table, cache_batch_idx, block_counts, block_indices, k_new, v_new, cu_seqlens_new,
-         rotary_cos, rotary_sin, rotary_seqlens, out, lse, max_logit, weights, dropout_mask),
+         rotary_cos, rotary_sin, rotary_seqlens, k_scale, v_scale, out, lse, max_logit, weights,
+         dropout_mask),
         (softmax_scale, softcap, score, mask, causal, left, right, query_offset, attention_chunk,
          max_seqlen_q, max_seqlen_k, block_rows, block_cols, rotary_interleaved, dropout_p,
-         dropout_seed, dropout_offset, deterministic),
+         dropout_seed, dropout_offset, deterministic, batch_invariant),
         named, ("out", "lse") if return_lse else ("out",),
         None if out_dtype is None else {"out": dtype_name(out_dtype)}, implementation, max_workers)
     return results if return_lse else results[0]
@@ -188,7 +195,8 @@ def attention_backward(
         block_table: Array | None = None, cache_batch_idx: Array | None = None,
         block_counts: Array | None = None, block_indices: Array | None = None,
         block_rows: int | None = None, block_cols: int | None = None,
-        deterministic: bool | None = None, implementation: str | None = None,
+        deterministic: bool | None = None, batch_invariant: bool | None = None,
+        implementation: str | None = None,
         max_workers: int = 0) -> dict[str, Array]:
     """Gradients of sum(out * dout) + sum(lse * dlse) with respect to inputs of attention.
 
@@ -223,7 +231,7 @@ def attention_backward(
          block_table, cache_batch_idx, block_counts, block_indices, dout, dlse, out, lse),
         (softmax_scale, softcap, score, mask, causal, left, right, query_offset, attention_chunk,
          max_seqlen_q, max_seqlen_k, block_rows, block_cols, None, dropout_p, dropout_seed,
-         dropout_offset, deterministic),
+         dropout_offset, deterministic, batch_invariant),
         named, tuple(gradient_name(name) for name in gradients), None, implementation, max_workers)
     return dict(zip(gradients, results))
 

@@ -53,7 +53,10 @@ constexpr std::array kMembers = {
     FLASHTILE_TENSOR(rotary_cos),
     FLASHTILE_TENSOR(rotary_sin),
     FLASHTILE_TENSOR(rotary_seqlens),
+    FLASHTILE_TENSOR(k_scale),
+    FLASHTILE_TENSOR(v_scale),
     FLASHTILE_BIND(rotary_interleaved, kFlag, 0),
+    FLASHTILE_BIND(batch_invariant, kFlag, 0),
     FLASHTILE_BIND(softmax_scale, kFloat, FLASHTILE_HAS_SOFTMAX_SCALE),
     FLASHTILE_BIND(softcap, kFloat, FLASHTILE_HAS_SOFTCAP),
     FLASHTILE_BIND(score, kText, 0),
@@ -204,8 +207,8 @@ std::span<const AttentionMember> attention_members() { return kMembers; }
 OpCall attention_call(const OpSpec& spec, const flashtile_attention_args& given) {
   static const std::vector<Member> members = [] {
     std::vector<Member> list = {FLASHTILE_MEMBER(Args, reserved), FLASHTILE_MEMBER(Args, present),
-                                FLASHTILE_MEMBER(Args, num_aux), FLASHTILE_MEMBER(Args, num_params),
-                                FLASHTILE_MEMBER(Args, reserved_end)};
+                                FLASHTILE_MEMBER(Args, num_aux),
+                                FLASHTILE_MEMBER(Args, num_params)};
     for (const AttentionMember& member : kMembers) {
       list.push_back({member.name, member.offset, member.bytes});
     }
@@ -213,9 +216,6 @@ OpCall attention_call(const OpSpec& spec, const flashtile_attention_args& given)
   }();
   const Args args = read_struct(given, "flashtile_attention_args", members);
   if (args.reserved != 0) fail(spec.name, "reserved is ", args.reserved, ", expected 0");
-  if (args.reserved_end != 0) {
-    fail(spec.name, "reserved_end is ", args.reserved_end, ", expected 0");
-  }
   if ((args.present & ~all_present_bits()) != 0) {
     fail(spec.name, "present is ", args.present, ", which has bits that this library (",
          FLASHTILE_VERSION_STRING, ") does not know");

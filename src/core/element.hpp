@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
 #include "core/float16.hpp"
+#include "core/float8.hpp"
 #include "flashtile/dtype.hpp"
 
 namespace flashtile {
 
-/// The floating element at an address, as a double.
+/// The floating element at an address, or one of i8, as a double.
 inline double load_float(const char* address, DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -21,6 +23,10 @@ inline double load_float(const char* address, DType dtype) {
       return f16_to_float(*reinterpret_cast<const uint16_t*>(address));
     case DType::kBF16:
       return bf16_to_float(*reinterpret_cast<const uint16_t*>(address));
+    case DType::kI8:
+      return *reinterpret_cast<const int8_t*>(address);
+    case DType::kE4M3:
+      return e4m3_to_float(*reinterpret_cast<const uint8_t*>(address));
     default:
       return 0;
   }
@@ -35,7 +41,7 @@ inline float narrow_to_odd(double value) {
   return std::bit_cast<float>(bits | 1u);
 }
 
-/// Writes a double, rounded once to the dtype (to nearest, ties to even).
+/// Writes a double, rounded once to the dtype (to nearest, ties to even); i8 and e4m3 saturate.
 inline void store_float(char* address, DType dtype, double value) {
   switch (dtype) {
     case DType::kF64:
@@ -49,6 +55,13 @@ inline void store_float(char* address, DType dtype, double value) {
       break;
     case DType::kBF16:
       *reinterpret_cast<uint16_t*>(address) = float_to_bf16(narrow_to_odd(value));
+      break;
+    case DType::kI8:
+      *reinterpret_cast<int8_t*>(address) =
+          static_cast<int8_t>(std::nearbyint(std::clamp(value, -128.0, 127.0)));
+      break;
+    case DType::kE4M3:
+      *reinterpret_cast<uint8_t*>(address) = double_to_e4m3(value);
       break;
     default:
       break;

@@ -33,7 +33,9 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
   const int64_t num_pairs = std::max<int64_t>(
       1, (Count(problem.batch_size) * problem.num_heads_kv).value("attention_bwd", "tasks"));
   const int64_t num_blocks = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, plan.block_n));
-  plan.num_splits = std::min({kMaxSplits, ceil_div(kEnoughTasks, num_pairs), num_blocks});
+  // How many pairs there are is up to the batch.
+  const int64_t wanted = problem.batch_invariant ? kMaxSplits : ceil_div(kEnoughTasks, num_pairs);
+  plan.num_splits = std::min({kMaxSplits, wanted, num_blocks});
   plan.num_tasks = (Count(num_pairs) * plan.num_splits).value("attention_bwd", "tasks");
   const BwdShape shape(operands_of(*isa.kernels, problem.dtype), problem, plan);
   plan.workspace_bytes = kExtraBytes;

@@ -151,13 +151,27 @@ bool pack_keys(const AttentionCall& call, void (*pack)(const PackRequest&), int6
   std::vector<void*> v_addresses;
   row_addresses(k, begin, end, &k_addresses);
   row_addresses(v, begin, end, &v_addresses);
+  std::vector<float> k_scales;
+  std::vector<float> v_scales;
+  if (problem.is_quantised) {
+    const KeyScales of_k = key_scales(args.k_scale, args.k, args, *pair.sequence, pair.head_kv);
+    const KeyScales of_v = key_scales(args.v_scale, args.v, args, *pair.sequence, pair.head_kv);
+    for (int64_t j = begin; j < end; ++j) {
+      k_scales.push_back(of_k.of(j));
+      v_scales.push_back(of_v.of(j));
+    }
+  }
   uint8_t has_nonfinite = 0;
   PackRequest request{};
   request.first_rows = k_addresses.data();
   request.second_rows = v_addresses.data();
-  request.first_dtype = request.second_dtype = problem.dtype;
-  request.first_stride = element_stride(k, problem.dtype);
-  request.second_stride = element_stride(v, problem.dtype);
+  request.first_dtype = request.second_dtype = problem.k.dtype;
+  request.first_stride = element_stride(k, problem.k.dtype);
+  request.second_stride = element_stride(v, problem.k.dtype);
+  if (problem.is_quantised) {
+    request.first_scales = k_scales.data();
+    request.second_scales = v_scales.data();
+  }
   request.num_rows = end - begin;
   request.block_rows = block_n;
   request.head_dim = problem.head_dim;

@@ -61,8 +61,9 @@ int64_t worker_bytes(const IsaEntry& isa, const AttentionProblem& problem, int64
   cursor.take<float>(num_heads_kv * rows * isa.serving->decode_ld(problem.head_dim));
   if (is_scattered(problem)) {
     cursor.take<char>(2 * kDecodeKeys * (problem.head_dim + problem.head_dim_v) *
-                      dtype_bytes(problem.dtype));
+                      dtype_bytes(problem.k.dtype));
   }
+  if (problem.is_quantised) cursor.take<float>(2 * num_heads_kv * kDecodeKeys);
   return cursor.used();
 }
 
@@ -79,9 +80,15 @@ int64_t max_task_heads(const AttentionProblem& problem) {
   };
   if (stride(problem.k, 2) > stride(problem.k, 3) || is_scattered(problem)) return 1;
   const int64_t head_bytes =
-      kDecodeKeys * (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.dtype);
+      kDecodeKeys * (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.k.dtype);
   const int64_t by_rows = kTaskRows / std::max<int64_t>(1, rows_of_group(problem));
   return std::clamp<int64_t>(std::min(kTileBytes / head_bytes, by_rows), 1, problem.num_heads_kv);
+}
+
+/// The state of rows that have seen no key.
+void set_empty(const DecodeState& state, int64_t rows) {
+  std::fill_n(state.row_max, rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(state.row_sum, rows, 0.0f);
 }
 
 class DecodeLaunch {
@@ -128,9 +135,12 @@ class DecodeLaunch {
   DecodeState part(const Sequence& sequence, int64_t head_kv, int64_t split) const;
   void make_tasks();
   void attend(const Task& task, char* memory) const;
+  void load_queries(const Task& task, float* q) const;
   void make_rules(const Task& task, TaskRules* rules) const;
   void find_rows(const Task& task, int64_t k_begin, int64_t k_end, char* copies,
                  TileRows* rows) const;
+  void find_scales(const Task& task, const TensorView& scales, const TensorView& tensor,
+                   int64_t k_begin, int64_t num_keys, float* by_head) const;
   bool cover_tile(TaskRules& rules, const Task& task, int64_t k_begin, int64_t k_end,
                   std::vector<TileCover>* cover, std::vector<DecodeHead>* heads) const;
   void finish(const Pair& pair, float* max_logit) const;
@@ -198,7 +208,7 @@ void DecodeLaunch::find_rows(const Task& task, int64_t k_begin, int64_t k_end, c
     rows->v[static_cast<size_t>(j)] = v.row(k_begin + j);
   }
   if (copies == nullptr) return;
-  const auto bytes = static_cast<size_t>(dtype_bytes(problem_.dtype));
+  const auto bytes = static_cast<size_t>(dtype_bytes(problem_.k.dtype));
   const auto copy = [&](const char** row, int64_t stride, int64_t dim) {
     for (int64_t d = 0; d < dim; ++d) {
       std::memcpy(copies + static_cast<size_t>(d) * bytes, *row + d * stride, bytes);
@@ -209,6 +219,16 @@ void DecodeLaunch::find_rows(const Task& task, int64_t k_begin, int64_t k_end, c
   for (size_t j = 0; j < static_cast<size_t>(rows->num_keys); ++j) {
     copy(&rows->k[j], k.element_stride, problem_.head_dim);
     copy(&rows->v[j], v.element_stride, problem_.head_dim_v);
+  }
+}
+
+/// The scales of a tile's keys, (heads of the task, kDecodeKeys); 1 behind its end.
+void DecodeLaunch::find_scales(const Task& task, const TensorView& scales, const TensorView& tensor,
+                               int64_t k_begin, int64_t num_keys, float* by_head) const {
+  for (int64_t head = task.head_begin; head < task.head_end; ++head, by_head += kDecodeKeys) {
+    const KeyScales of_head = key_scales(scales, tensor, args_, *task.sequence, head);
+    std::fill_n(by_head, kDecodeKeys, 1.0f);
+    for (int64_t j = 0; j < num_keys; ++j) by_head[j] = of_head.of(k_begin + j);
   }
 }
 
@@ -234,6 +254,21 @@ bool DecodeLaunch::cover_tile(TaskRules& rules, const Task& task, int64_t k_begi
   return is_seen;
 }
 
+/// Queries of the heads of a task, (heads, rows of a group, q_ld).
+void DecodeLaunch::load_queries(const Task& task, float* q) const {
+  const Sequence& sequence = *task.sequence;
+  const int64_t group = problem_.group_size();
+  std::vector<const void*> addresses;
+  for (int64_t h = task.head_begin * group; h < task.head_end * group; ++h) {
+    const Rows queries = query_rows(args_.q, sequence, h);
+    for (int64_t i = 0; i < sequence.seqlen_q; ++i) addresses.push_back(queries.row(i));
+  }
+  const Rows queries = query_rows(args_.q, sequence, 0);
+  kernels_.decode_queries(
+      {addresses.data(), problem_.dtype, problem_.k.dtype, element_stride(queries, problem_.dtype),
+       static_cast<int64_t>(addresses.size()), problem_.head_dim, problem_.head_dim_v, q, q_ld_});
+}
+
 void DecodeLaunch::attend(const Task& task, char* memory) const {
   const Sequence& sequence = *task.sequence;
   const int64_t group = problem_.group_size();
@@ -243,15 +278,7 @@ void DecodeLaunch::attend(const Task& task, char* memory) const {
   char* scratch = cursor.take<char>(
       kernels_.decode_scratch_bytes(heads * rows_of_group(problem_), problem_.head_dim_v));
   auto* q = cursor.take<float>(heads * rows * q_ld_);
-  std::vector<const void*> addresses;
-  for (int64_t h = task.head_begin * group; h < task.head_end * group; ++h) {
-    const Rows queries = query_rows(args_.q, sequence, h);
-    for (int64_t i = 0; i < sequence.seqlen_q; ++i) addresses.push_back(queries.row(i));
-  }
-  const Rows queries = query_rows(args_.q, sequence, 0);
-  kernels_.decode_queries({addresses.data(), problem_.dtype,
-                           element_stride(queries, problem_.dtype), heads * rows, problem_.head_dim,
-                           problem_.head_dim_v, q, q_ld_});
+  load_queries(task, q);
   TaskRules rules;
   make_rules(task, &rules);
   std::vector<TileCover> cover(static_cast<size_t>(heads * group));
@@ -272,11 +299,17 @@ void DecodeLaunch::attend(const Task& task, char* memory) const {
   const int64_t end = std::min(begin + kSplitKeys, sequence.seqlen_k);
   TileRows now, next;
   const int64_t copy_bytes =
-      kDecodeKeys * (problem_.head_dim + problem_.head_dim_v) * dtype_bytes(problem_.dtype);
+      kDecodeKeys * (problem_.head_dim + problem_.head_dim_v) * dtype_bytes(problem_.k.dtype);
   char* copies = is_scattered(problem_) ? cursor.take<char>(2 * copy_bytes) : nullptr;
   const auto copies_of = [&](int64_t k_begin) {
     return copies == nullptr ? nullptr : copies + k_begin / kDecodeKeys % 2 * copy_bytes;
   };
+  float* k_scales = nullptr;
+  float* v_scales = nullptr;
+  if (problem_.is_quantised) {
+    k_scales = cursor.take<float>(heads * kDecodeKeys);
+    v_scales = cursor.take<float>(heads * kDecodeKeys);
+  }
   find_rows(task, begin, std::min(begin + kDecodeKeys, end), copies_of(begin), &next);
   for (int64_t k_begin = begin; k_begin < end; k_begin += kDecodeKeys) {
     now = next;
@@ -284,17 +317,34 @@ void DecodeLaunch::attend(const Task& task, char* memory) const {
     find_rows(task, k_end, std::min(k_end + kDecodeKeys, end), copies_of(k_begin + kDecodeKeys),
               &next);
     if (!cover_tile(rules, task, k_begin, k_end, &cover, &tile_heads)) continue;
-    kernels_.decode_tile({now.k.data(), now.v.data(), next.k.data(), next.num_keys,
-                          head_stride(args_.k), head_stride(args_.v), problem_.dtype, k_begin,
-                          now.num_keys, problem_.head_dim, problem_.head_dim_v, q_ld_, out_ld_,
-                          sequence.seqlen_q, group, tile_heads.data(), heads, scratch});
+    if (problem_.is_quantised) {
+      find_scales(task, args_.k_scale, args_.k, k_begin, now.num_keys, k_scales);
+      find_scales(task, args_.v_scale, args_.v, k_begin, now.num_keys, v_scales);
+    }
+    kernels_.decode_tile({now.k.data(),
+                          now.v.data(),
+                          next.k.data(),
+                          next.num_keys,
+                          head_stride(args_.k),
+                          head_stride(args_.v),
+                          problem_.k.dtype,
+                          k_begin,
+                          now.num_keys,
+                          problem_.head_dim,
+                          problem_.head_dim_v,
+                          q_ld_,
+                          out_ld_,
+                          sequence.seqlen_q,
+                          group,
+                          tile_heads.data(),
+                          heads,
+                          k_scales,
+                          v_scales,
+                          scratch});
     for (DecodeHead& head : tile_heads) head.is_first = head.is_first && !head.is_seen;
   }
-  for (int64_t n = 0; n < heads; ++n) {
-    if (!tile_heads[static_cast<size_t>(n)].is_first) continue;
-    const DecodeState& state = tile_heads[static_cast<size_t>(n)].state;
-    std::fill_n(state.row_max, rows, -std::numeric_limits<float>::infinity());
-    std::fill_n(state.row_sum, rows, 0.0f);
+  for (const DecodeHead& head : tile_heads) {
+    if (head.is_first) set_empty(head.state, rows);
   }
 }
 
@@ -319,12 +369,13 @@ void DecodeLaunch::finish(const Pair& pair, float* max_logit) const {
   }
   const bool is_plain = !problem_.softcap && !args_.bias && !problem_.has_alibi;
   const Rows out = query_rows(args_.out, sequence, 0);
-  kernels_.decode_finish(
-      {parts.data(), static_cast<int64_t>(parts.size()), problem_.dtype, static_cast<int64_t>(rows),
-       problem_.head_dim, problem_.head_dim_v, out_ld_, is_plain ? 0.69314718055994531f : 1.0f,
-       problem_.dropout.is_on ? static_cast<float>(problem_.dropout.gain) : 1.0f,
-       problem_.has_sink ? sinks.data() : nullptr, out_rows.data(), args_.out.dtype,
-       element_stride(out, args_.out.dtype), lse.data(), highest.data()});
+  kernels_.decode_finish({parts.data(), static_cast<int64_t>(parts.size()), problem_.k.dtype,
+                          static_cast<int64_t>(rows), problem_.head_dim, problem_.head_dim_v,
+                          out_ld_, is_plain ? 0.69314718055994531f : 1.0f,
+                          problem_.dropout.is_on ? static_cast<float>(problem_.dropout.gain) : 1.0f,
+                          problem_.has_sink ? sinks.data() : nullptr, out_rows.data(),
+                          args_.out.dtype, element_stride(out, args_.out.dtype), lse.data(),
+                          highest.data()});
   for (int64_t g = 0; g < group; ++g) {
     const Rows lse_out = lse_rows(args_.lse, sequence, call_.head_of(pair, g));
     for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
@@ -368,7 +419,7 @@ void DecodeLaunch::run() {
 bool takes_decode(const AttentionProblem& problem) {
   return problem.max_seqlen_q <= kMaxQueries && problem.group_size() <= kMaxRows &&
          rows_of_group(problem) <= kMaxRows && problem.user_score.empty() &&
-         problem.user_mask.empty() && !problem.wants_weights;
+         problem.user_mask.empty() && !problem.wants_weights && !problem.batch_invariant;
 }
 
 AttentionPlan plan_attention_decode(const IsaEntry& isa, const AttentionProblem& problem) {

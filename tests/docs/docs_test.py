@@ -100,7 +100,8 @@ class DocsTest(unittest.TestCase):
         table = section(read("README.md"), "## Options")
         refused = [line for line in table.splitlines() if re.search(r"\| refused \|$", line)]
         append = "k_new:v_new:sn2:seqused_k={20,20}"
-        company = {"k_new": append, "rotary_cos": append + ":rotary_cos:rotary_sin:rp4:d16"}
+        company = {"k_new": append, "rotary_cos": append + ":rotary_cos:rotary_sin:rp4:d16",
+                   "k_scale": "k.i8:v.i8:k_scale"}
         self.assertGreater(len(refused), 1)
         for line in refused:
             option = code_words(line)[0]

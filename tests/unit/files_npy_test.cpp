@@ -33,8 +33,9 @@ TEST(NpyFile, ReadsBytesWrittenByHand) {
 
 TEST(NpyFile, KnowsEveryDtypeThatTheFormatShares) {
   const std::pair<const char*, DType> kTypes[] = {
-      {"<f2", DType::kF16}, {"<f4", DType::kF32}, {"<f8", DType::kF64},  {"<i4", DType::kI32},
-      {"<i8", DType::kI64}, {"|u1", DType::kU8},  {"|b1", DType::kBool}, {"=f4", DType::kF32}};
+      {"<f2", DType::kF16}, {"<f4", DType::kF32},  {"<f8", DType::kF64},
+      {"<i4", DType::kI32}, {"<i8", DType::kI64},  {"|u1", DType::kU8},
+      {"|i1", DType::kI8},  {"|b1", DType::kBool}, {"=f4", DType::kF32}};
   for (const auto& [descr, dtype] : kTypes) {
     const std::string data(static_cast<size_t>(2 * dtype_bytes(dtype)), '\1');
     const AlignedText file(npy_bytes(header_of(descr, "(2,)"), data));

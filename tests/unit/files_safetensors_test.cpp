@@ -37,8 +37,10 @@ TEST(SafetensorsFile, ReadsBytesWrittenByHand) {
 
 TEST(SafetensorsFile, EveryDtypeHasItsName) {
   const std::pair<const char*, DType> kTypes[] = {
-      {"F64", DType::kF64}, {"F32", DType::kF32}, {"F16", DType::kF16}, {"BF16", DType::kBF16},
-      {"I64", DType::kI64}, {"I32", DType::kI32}, {"U8", DType::kU8},   {"BOOL", DType::kBool}};
+      {"F64", DType::kF64},   {"F32", DType::kF32}, {"F16", DType::kF16},
+      {"BF16", DType::kBF16}, {"I64", DType::kI64}, {"I32", DType::kI32},
+      {"U8", DType::kU8},     {"I8", DType::kI8},   {"F8_E4M3", DType::kE4M3},
+      {"BOOL", DType::kBool}};
   for (const auto& [text, dtype] : kTypes) {
     const auto bytes = static_cast<size_t>(dtype_bytes(dtype));
     const AlignedText file(safetensors_bytes(std::string(R"({"x":{"dtype":")") + text +
@@ -106,7 +108,7 @@ TEST(SafetensorsFile, DamagedFilesGiveOneClearLine) {
       {R"({"x":{"dtype":"F32","data_offsets":[0,8]}})", eight, "'x' has no shape"},
       {R"({"x":{"dtype":"F32","shape":[2]}})", eight, "'x' has no data_offsets"},
       {R"({"x":{"dtype":"F32","order":"C",)" + shape_part + "}}", eight, "unknown entry 'order'"},
-      {R"({"x":{"dtype":"F8_E4M3",)" + shape_part + "}}", eight, "has dtype 'F8_E4M3'; known"},
+      {R"({"x":{"dtype":"F8_E5M2",)" + shape_part + "}}", eight, "has dtype 'F8_E5M2'; known"},
       {R"({"x":{"dtype":7,)" + shape_part + "}}", eight, "holds a number"},
       {R"({"x":{"dtype":null,)" + shape_part + "}}", eight, "holds null"},
       {R"({"x":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})", eight, "holds a number"},
@@ -207,7 +209,7 @@ TEST_F(SafetensorsDisk, FailedWritesLeaveNothingBehind) {
   const float value = 1;
   const TensorView tensor(&value, DType::kF32, {1});
   const std::pair<std::string, TensorView> kBad[] = {
-      {"\xff", tensor}, {"__metadata__", tensor}, {"x", TensorView(&value, DType::kI8, {1})}};
+      {"\xff", tensor}, {"__metadata__", tensor}, {"x", TensorView(&value, DType::kE5M2, {1})}};
   for (const auto& [name, view] : kBad) {
     EXPECT_THROW(write_safetensors(path("bad.safetensors"), {{name, view}}), Error);
   }

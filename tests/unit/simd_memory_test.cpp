@@ -6,6 +6,7 @@
 #include <cstring>
 #include <random>
 
+#include "core/float8.hpp"
 #include "unit/simd_float_bits.hpp"
 #include "unit/simd_guarded.hpp"
 #include "unit/simd_table.hpp"
@@ -47,6 +48,31 @@ class SimdMemory : public ::testing::TestWithParam<const SimdTable*> {
     return y;
   }
 };
+
+TEST_P(SimdMemory, BytesWidenToWhatTheyMean) {
+  for (const DType dtype : {DType::kI8, DType::kE4M3}) {
+    for (int first = 0; first < 256; first += static_cast<int>(lanes())) {
+      for (const int64_t count : {int64_t{-1}, int64_t{0}, lanes() - 1}) {
+        const int64_t valid = count < 0 ? lanes() : count;
+        Guarded<uint8_t> bytes(valid);
+        for (int64_t i = 0; i < valid; ++i) bytes[i] = static_cast<uint8_t>(first + i);
+        std::vector<float> wide(static_cast<size_t>(lanes()), 7);
+        table().load(dtype, bytes.data(), count, wide.data());
+        for (int64_t i = 0; i < lanes(); ++i) {
+          const auto code = static_cast<uint8_t>(first + i);
+          float expected = 0;
+          if (i < valid) {
+            expected = dtype == DType::kE4M3 ? e4m3_to_float(code)
+                                             : static_cast<float>(static_cast<int8_t>(code));
+          }
+          const float found = wide[static_cast<size_t>(i)];
+          EXPECT_TRUE(found == expected || (std::isnan(found) && std::isnan(expected)))
+              << dtype_name(dtype) << " " << first + i << ": " << found;
+        }
+      }
+    }
+  }
+}
 
 TEST_P(SimdMemory, PartialFormsStayInside) {
   check_partial<float>(

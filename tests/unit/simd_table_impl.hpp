@@ -175,6 +175,8 @@ inline void fill_memory(testing::SimdTable& t) {
   t.load = [](DType dtype, const void* x, int64_t count, float* y) {
     if (dtype == DType::kF16) return load_as<F16>(x, count, y);
     if (dtype == DType::kBF16) return load_as<Bf16>(x, count, y);
+    if (dtype == DType::kI8) return load_as<I8>(x, count, y);
+    if (dtype == DType::kE4M3) return load_as<E4m3>(x, count, y);
     return load_as<float>(x, count, y);
   };
   t.store = [](DType dtype, const float* x, int64_t count, void* y) {

@@ -389,8 +389,30 @@ bool decode_weights(const DecodeTile& tile, const DecodeHead& head, float* s, ui
   } else {
     decode_softmax<Exp>(tile, head, 1, s);
   }
+  if (tile.v_scales != nullptr) {
+    const float* scales = tile.v_scales + (&head - tile.heads) * kDecodeKeys;
+    for (int64_t r = 0; r < num_rows; ++r) {
+      float* row = s + r * kScoreLd;
+      for (int64_t j = 0; j < tile.num_keys; j += kLanes) {
+        store(row + j, load(row + j) * load(scales + j));
+      }
+    }
+  }
   for (int64_t r = 0; r < num_rows; ++r) Keys::make_weights(s + r * kScoreLd, tile.num_keys);
   return is_full;
+}
+
+/// s[h][r][j] *= scales[h][j]
+inline void scale_keys(const DecodeTile& tile, const float* scales, float* s) {
+  const int64_t num_rows = tile.seqlen_q * tile.group_size;
+  for (int64_t h = 0; h < tile.num_heads; ++h) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+      float* row = s + (h * num_rows + r) * kScoreLd;
+      for (int64_t j = 0; j < tile.num_keys; j += kLanes) {
+        store(row + j, load(row + j) * load(scales + h * kDecodeKeys + j));
+      }
+    }
+  }
 }
 
 template <class Keys>
@@ -406,6 +428,7 @@ void decode_tile_of(const DecodeTile& tile) {
   const HeadRows v(tile.v_rows, tile.num_keys, tile.v_head_stride);
   const HeadRows next_k(tile.next_k_rows, tile.num_next, tile.k_head_stride);
   decode_scores<Keys>(tile, k, v, s);
+  if (tile.k_scales != nullptr) scale_keys(tile, tile.k_scales, s);
   for (int64_t h = 0; h < tile.num_heads; ++h) {
     const DecodeHead& head = tile.heads[h];
     float* scores = s + h * num_rows * kScoreLd;
@@ -428,6 +451,10 @@ inline void decode_tile(const DecodeTile& tile) {
     decode_tile_of<WidenedKeys<float>>(tile);
   } else if (tile.dtype == DType::kBF16) {
     decode_tile_of<WidenedKeys<Bf16>>(tile);
+  } else if (tile.dtype == DType::kI8) {
+    decode_tile_of<WidenedKeys<I8>>(tile);
+  } else if (tile.dtype == DType::kE4M3) {
+    decode_tile_of<WidenedKeys<E4m3>>(tile);
   } else {
     decode_tile_of<WidenedKeys<F16>>(tile);
   }
@@ -436,7 +463,7 @@ inline void decode_tile(const DecodeTile& tile) {
 inline void decode_queries(const DecodeQueries& queries) {
   const RowSource source{queries.rows, queries.dtype, queries.stride};
 #if defined(__AVX512BF16__)
-  if (takes_pairs(queries.dtype, queries.head_dim, queries.head_dim_v)) {
+  if (takes_pairs(queries.k_dtype, queries.head_dim, queries.head_dim_v)) {
     pack_rows_bf16(source, queries.num_rows, queries.head_dim, reinterpret_cast<Bf16*>(queries.q),
                    2 * queries.q_ld);
     return;

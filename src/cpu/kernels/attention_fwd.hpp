@@ -45,10 +45,10 @@ void fwd_pack_keys(const PackRequest& r) {
   using Element = typename Operands::Element;
   const BlockLayout layout = fwd_key_layout<Operands>(r.block_rows, r.head_dim, r.head_dim_v);
   Operands::pack_right_transposed(
-      {r.first_rows, r.first_dtype, r.first_stride}, r.num_rows, r.head_dim,
+      {r.first_rows, r.first_dtype, r.first_stride, r.first_scales}, r.num_rows, r.head_dim,
       reinterpret_cast<Element*>(r.destination + layout.offset[kFormK]), layout.ld[kFormK]);
   *r.has_nonfinite = Operands::pack_right(
-      {r.second_rows, r.second_dtype, r.second_stride}, r.num_rows, r.head_dim_v,
+      {r.second_rows, r.second_dtype, r.second_stride, r.second_scales}, r.num_rows, r.head_dim_v,
       reinterpret_cast<Element*>(r.destination + layout.offset[kFormV]), layout.ld[kFormV]);
 }
 
@@ -153,23 +153,25 @@ void softmax_row(const TileSpan& tile, int64_t i, FwdState<Operands>& state) {
 
 /// P, and what earlier sums are multiplied by. A row keeps its reference while no score exceeds it
 /// by more than kSlack: its exponentials then take one pass and nothing is rescaled. Larger weights
-/// cost no precision, they are floats. A row that does exceed it is scaled to the new maximum;
-/// false when one does by so much that it has overflowed: then nothing has been kept, and S has to
-/// be worked out again.
+/// cost no precision, they are floats. A row that does exceed it is scaled to the new maximum.
+/// False when one does by so much that it has overflowed: then nothing has been kept, and S has to
+/// be worked out again for a pass that `looks_first` for such rows. Other rows come out the same.
 template <class F, class Operands>
-bool try_softmax(const TileSpan& tile, FwdState<Operands>& state) {
+bool try_softmax(const TileSpan& tile, bool looks_first, FwdState<Operands>& state) {
   constexpr float kSlack = 6;
   constexpr float kLimit = 80;
   state.is_rescaled = false;
   for (int64_t i = 0; i < tile.m; ++i) {
     const float reference = state.row_max[i];
-    if (reference == -kInfinity) {
+    const float* s = state.s + i * state.s_ld;
+    if (reference == -kInfinity ||
+        (looks_first && row_max_of(s, tile.n, reference) > reference + kLimit)) {
       softmax_row<F>(tile, i, state);
       continue;
     }
     auto* p = weights_row(state, i);
     float top;
-    float sum = exp_row_with_max<F>(state.s + i * state.s_ld, tile.n, reference, p, &top);
+    float sum = exp_row_with_max<F>(s, tile.n, reference, p, &top);
     state.factor[i] = 1;
     if (top > reference + kSlack) {
       if (top > reference + kLimit) return false;
@@ -196,11 +198,11 @@ void online_softmax(const FwdBlock& block, const TileSpan& tile, bool is_full,
   const auto bytes = static_cast<size_t>(padded(tile.m)) * sizeof(float);
   __builtin_memcpy(state.saved_max, state.row_max, bytes);
   __builtin_memcpy(state.saved_sum, state.row_sum, bytes);
-  if (!try_softmax<F>(tile, state)) {
+  if (!try_softmax<F>(tile, false, state)) {
     __builtin_memcpy(state.row_max, state.saved_max, bytes);
     __builtin_memcpy(state.row_sum, state.saved_sum, bytes);
     compute_scores(block, tile, is_full, state);
-    for (int64_t i = 0; i < tile.m; ++i) softmax_row<F>(tile, i, state);
+    try_softmax<F>(tile, true, state);
   }
   if (!block.rules->has_dropout) return;
   for (int64_t i = 0; i < tile.m; ++i) drop_row(*block.rules, tile, i, state);

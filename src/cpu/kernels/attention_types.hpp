@@ -105,7 +105,8 @@ struct PackRequest {
   const void* const* first_rows;   ///< K or Q
   const void* const* second_rows;  ///< V or dO
   DType first_dtype, second_dtype;
-  int64_t first_stride, second_stride;  ///< elements
+  int64_t first_stride, second_stride;        ///< elements
+  const float *first_scales, *second_scales;  ///< by row, of i8 and e4m3; null: 1
   int64_t num_rows;
   int64_t block_rows;
   int64_t head_dim, head_dim_v;

@@ -13,9 +13,10 @@
 //   unpack_rows           float rows -> strided rows of any dtype, times `scale` and
 //                         row_scale[row]; a null row is skipped
 //
-// All values are multiplied by `scale` on the way (exact where it is 1). The packing functions
-// return true when some value that they read is not finite. For K: pack_rows_transposed gives B of
-// S = QK'; for V: pack_rows gives B of O = PV. As leading dimension take tile_ld(n).
+// Elements of one byte are multiplied by the scale of their row. All values are multiplied by
+// `scale` on the way (exact where it is 1). The packing functions return true when some value that
+// they read is not finite. For K: pack_rows_transposed gives B of S = QK'; for V: pack_rows gives B
+// of O = PV. As leading dimension take tile_ld(n).
 //
 // The forms for the bf16 dot product are in pack_bf16.hpp.
 
@@ -29,6 +30,7 @@ struct RowSource {
   const void* const* rows;
   DType dtype;
   int64_t stride = 1;
+  const float* scales = nullptr;  ///< by row, for i8 and e4m3; null: 1
 };
 
 /// Rows of a tensor to write.
@@ -45,7 +47,8 @@ FLASHTILE_INLINE int64_t tile_ld(int64_t n) {
   return ld % 256 == 0 && ld > 0 ? ld + 16 : ld;
 }
 
-/// dst[row * ld + d] = scale * source; see the top of the file. dtype is f32, f16 or bf16.
+/// dst[row * ld + d] = scale * source; see the top of the file. dtype is f32, f16, bf16, i8 or
+/// e4m3.
 bool pack_rows(const RowSource& src, int64_t rows, int64_t dim, float* dst, int64_t ld,
                float scale = 1.0f);
 

@@ -10,11 +10,14 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 
 /// Elements d .. d + count - 1 of a row as bfloat16 bits; zeros beyond, and for a null row.
 template <typename T>
-FLASHTILE_INLINE Vu load_bf16_bits(const T* row, int64_t d, int64_t count, int64_t stride) {
+FLASHTILE_INLINE Vu load_bf16_bits(const T* row, int64_t d, int64_t count, int64_t stride,
+                                   float scale) {
   if (row == nullptr || count <= 0) return broadcast_u(0);
-  return to_bf16_bits(load_elements(row, d, count, stride));
+  const Vf x = load_elements(row, d, count, stride);
+  return to_bf16_bits(sizeof(T) == 1 ? x * broadcast(scale) : x);
 }
-FLASHTILE_INLINE Vu load_bf16_bits(const Bf16* row, int64_t d, int64_t count, int64_t stride) {
+FLASHTILE_INLINE Vu load_bf16_bits(const Bf16* row, int64_t d, int64_t count, int64_t stride,
+                                   float /*scale*/) {
   if (row == nullptr || count <= 0) return broadcast_u(0);
   if (stride == 1) {
     return count >= kLanes ? load_u16(&row[d].bits) : load_u16_partial(&row[d].bits, count);
@@ -44,8 +47,9 @@ bool pack_rows_bf16_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* ds
   BitsCheck check{first_lanes(0)};
   for (int64_t r = 0; r < rows; ++r) {
     const T* row = static_cast<const T*>(src.rows[r]);
+    const float scale = row_scale_of<T>(src, r);
     for (int64_t d = 0; d < ld; d += kLanes) {
-      const Vu x = load_bf16_bits(row, d, dim - d, src.stride);
+      const Vu x = load_bf16_bits(row, d, dim - d, src.stride, scale);
       check.add(x);
       store_u16_partial(&dst[r * ld + d].bits, x, ld - d);
     }
@@ -59,9 +63,11 @@ bool pack_pairs_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, i
   for (int64_t r = 0; r < rows; r += 2) {
     const T* low_row = static_cast<const T*>(src.rows[r]);
     const T* high_row = r + 1 < rows ? static_cast<const T*>(src.rows[r + 1]) : nullptr;
+    const float low_scale = row_scale_of<T>(src, r);
+    const float high_scale = high_row != nullptr ? row_scale_of<T>(src, r + 1) : 1;
     for (int64_t d = 0; d < ld; d += kLanes) {
-      const Vu low = load_bf16_bits(low_row, d, dim - d, src.stride);
-      const Vu high = load_bf16_bits(high_row, d, dim - d, src.stride);
+      const Vu low = load_bf16_bits(low_row, d, dim - d, src.stride, low_scale);
+      const Vu high = load_bf16_bits(high_row, d, dim - d, src.stride, high_scale);
       check.add(low);
       check.add(high);
       store_pairs(dst + r * ld + 2 * d, low | (high << 16), ld - d);
@@ -79,10 +85,11 @@ bool pack_pairs_transposed_of(const RowSource& src, int64_t rows, int64_t dim, B
       Vu block[kLanes];  // row r + i: pairs of columns d .. d + 2 kLanes - 1
       for (int i = 0; i < kLanes; ++i) {
         const T* row = r + i < rows ? static_cast<const T*>(src.rows[r + i]) : nullptr;
+        const float scale = row != nullptr ? row_scale_of<T>(src, r + i) : 1;
         Bf16 line[2 * kLanes];
         for (int half = 0; half < 2; ++half) {
           const int64_t first = d + half * kLanes;
-          const Vu x = load_bf16_bits(row, first, dim - first, src.stride);
+          const Vu x = load_bf16_bits(row, first, dim - first, src.stride, scale);
           check.add(x);
           store_u16(&line[half * kLanes].bits, x);
         }
@@ -100,21 +107,21 @@ bool pack_pairs_transposed_of(const RowSource& src, int64_t rows, int64_t dim, B
 }
 
 bool pack_rows_bf16(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
-  if (src.dtype == DType::kBF16) return pack_rows_bf16_of<Bf16>(src, rows, dim, dst, ld);
-  if (src.dtype == DType::kF16) return pack_rows_bf16_of<F16>(src, rows, dim, dst, ld);
-  return pack_rows_bf16_of<float>(src, rows, dim, dst, ld);
+  return with_element(src.dtype, [&](auto tag) {
+    return pack_rows_bf16_of<typename decltype(tag)::Type>(src, rows, dim, dst, ld);
+  });
 }
 
 bool pack_pairs(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
-  if (src.dtype == DType::kBF16) return pack_pairs_of<Bf16>(src, rows, dim, dst, ld);
-  if (src.dtype == DType::kF16) return pack_pairs_of<F16>(src, rows, dim, dst, ld);
-  return pack_pairs_of<float>(src, rows, dim, dst, ld);
+  return with_element(src.dtype, [&](auto tag) {
+    return pack_pairs_of<typename decltype(tag)::Type>(src, rows, dim, dst, ld);
+  });
 }
 
 bool pack_pairs_transposed(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
-  if (src.dtype == DType::kBF16) return pack_pairs_transposed_of<Bf16>(src, rows, dim, dst, ld);
-  if (src.dtype == DType::kF16) return pack_pairs_transposed_of<F16>(src, rows, dim, dst, ld);
-  return pack_pairs_transposed_of<float>(src, rows, dim, dst, ld);
+  return with_element(src.dtype, [&](auto tag) {
+    return pack_pairs_transposed_of<typename decltype(tag)::Type>(src, rows, dim, dst, ld);
+  });
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

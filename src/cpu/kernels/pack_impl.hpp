@@ -17,6 +17,27 @@ FLASHTILE_INLINE Vf load_elements(const T* row, int64_t d, int64_t count, int64_
   return load(chunk);
 }
 
+/// What elements of row `row` are multiplied by.
+template <typename T>
+FLASHTILE_INLINE float row_scale_of(const RowSource& src, int64_t row) {
+  return sizeof(T) == 1 && src.scales != nullptr ? src.scales[row] : 1.0f;
+}
+
+template <typename T>
+struct ElementTag {
+  using Type = T;
+};
+
+/// Calls body with the tag of a dtype's element.
+template <typename Body>
+FLASHTILE_INLINE auto with_element(DType dtype, const Body& body) {
+  if (dtype == DType::kF16) return body(ElementTag<F16>{});
+  if (dtype == DType::kBF16) return body(ElementTag<Bf16>{});
+  if (dtype == DType::kI8) return body(ElementTag<I8>{});
+  if (dtype == DType::kE4M3) return body(ElementTag<E4m3>{});
+  return body(ElementTag<float>{});
+}
+
 template <typename T>
 FLASHTILE_INLINE void store_elements(T* row, int64_t d, int64_t count, int64_t stride, Vf x) {
   if (stride == 1) {
@@ -40,8 +61,8 @@ template <typename T>
 bool pack_rows_of(const RowSource& src, int64_t rows, int64_t dim, float scale, float* dst,
                   int64_t ld) {
   FiniteCheck check{zero()};
-  const Vf factor = broadcast(scale);
   for (int64_t r = 0; r < rows; ++r) {
+    const Vf factor = broadcast(scale * row_scale_of<T>(src, r));
     const T* row = static_cast<const T*>(src.rows[r]);
     float* to = dst + r * ld;
     const int64_t filled = row == nullptr ? 0 : dim;
@@ -61,7 +82,6 @@ template <typename T>
 bool pack_rows_transposed_of(const RowSource& src, int64_t rows, int64_t dim, float scale,
                              float* dst, int64_t ld) {
   FiniteCheck check{zero()};
-  const Vf factor = broadcast(scale);
   const int64_t end = (rows + kLanes - 1) / kLanes * kLanes;
   for (int64_t d = 0; d < dim && end < ld; ++d) {
     for (int64_t r = end; r < ld; r += kLanes) store_partial(dst + d * ld + r, zero(), ld - r);
@@ -77,7 +97,8 @@ bool pack_rows_transposed_of(const RowSource& src, int64_t rows, int64_t dim, fl
         Vf x = zero();
         if (row[i] != nullptr) x = load_elements(row[i], d, dim - d, src.stride);
         check.add(x);
-        block[i] = as_vu(x * factor);
+        const bool is_row = row[i] != nullptr;
+        block[i] = as_vu(x * broadcast(is_row ? scale * row_scale_of<T>(src, r + i) : scale));
       }
       transpose(block);
       const int64_t n = dim - d < kLanes ? dim - d : kLanes;
@@ -105,20 +126,16 @@ void unpack_rows_to(const float* src, int64_t ld, int64_t rows, int64_t dim,
 
 bool pack_rows(const RowSource& src, int64_t rows, int64_t dim, float* dst, int64_t ld,
                float scale) {
-  if (src.dtype == DType::kF16) return pack_rows_of<F16>(src, rows, dim, scale, dst, ld);
-  if (src.dtype == DType::kBF16) return pack_rows_of<Bf16>(src, rows, dim, scale, dst, ld);
-  return pack_rows_of<float>(src, rows, dim, scale, dst, ld);
+  return with_element(src.dtype, [&](auto tag) {
+    return pack_rows_of<typename decltype(tag)::Type>(src, rows, dim, scale, dst, ld);
+  });
 }
 
 bool pack_rows_transposed(const RowSource& src, int64_t rows, int64_t dim, float* dst, int64_t ld,
                           float scale) {
-  if (src.dtype == DType::kF16) {
-    return pack_rows_transposed_of<F16>(src, rows, dim, scale, dst, ld);
-  }
-  if (src.dtype == DType::kBF16) {
-    return pack_rows_transposed_of<Bf16>(src, rows, dim, scale, dst, ld);
-  }
-  return pack_rows_transposed_of<float>(src, rows, dim, scale, dst, ld);
+  return with_element(src.dtype, [&](auto tag) {
+    return pack_rows_transposed_of<typename decltype(tag)::Type>(src, rows, dim, scale, dst, ld);
+  });
 }
 
 void unpack_rows(const float* src, int64_t ld, int64_t rows, int64_t dim, const RowTarget& target,

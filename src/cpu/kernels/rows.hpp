@@ -11,7 +11,8 @@
 //   row_sum = row_sum * 2^(row_max - ref) + exp_row<Exp2>(s, n, ref, s);
 //
 // -inf marks a masked score and gives exactly 0. NaN is ignored by row_max_of and comes through
-// exp_row, so that a visible NaN reaches the sum and the result. Sums run in a fixed order.
+// exp_row, so that a visible NaN reaches the sum and the result. Sums run in a fixed order: even
+// and odd vectors apart, so that masked scores at the end of a row change no bit.
 
 #include "cpu/kernels/gemm.hpp"
 
@@ -65,11 +66,11 @@ float exp_row(const float* s, int64_t n, float reference, T* p) {
     a = a + x;
     b = b + y;
   }
-  for (; j < n; j += kLanes) {
+  for (bool is_odd = false; j < n; j += kLanes, is_odd = true) {
     const Vf x = F::of(load_partial(s + j, n - j) - ref);
     const Vf kept = select(first_lanes(n - j), x, zero());
     store_flush(p + j, kept);
-    a = a + kept;
+    (is_odd ? b : a) = (is_odd ? b : a) + kept;
   }
   return reduce_add(a + b);
 }
@@ -96,13 +97,13 @@ float exp_row_with_max(const float* s, int64_t n, float reference, T* p, float* 
     sum_a = sum_a + x;
     sum_b = sum_b + y;
   }
-  for (; j < n; j += kLanes) {
+  for (bool is_odd = false; j < n; j += kLanes, is_odd = true) {
     const Mf is_key = first_lanes(n - j);
     const Vf s_a = load_partial(s + j, n - j);
     max_a = select(is_key, max(s_a, max_a), max_a);
     const Vf kept = select(is_key, F::of(s_a - ref), zero());
     store_flush(p + j, kept);
-    sum_a = sum_a + kept;
+    (is_odd ? sum_b : sum_a) = (is_odd ? sum_b : sum_a) + kept;
   }
   *top = reduce_max(max(max_a, max_b));
   return reduce_add(sum_a + sum_b);

@@ -27,6 +27,7 @@ struct DecodeState {
 struct DecodeQueries {
   const void* const* rows;
   DType dtype;
+  DType k_dtype;
   int64_t stride;  ///< elements
   int64_t num_rows;
   int64_t head_dim, head_dim_v;
@@ -59,6 +60,8 @@ struct DecodeTile {
   int64_t seqlen_q, group_size;
   const DecodeHead* heads;
   int64_t num_heads;
+  /// Of i8 and e4m3: what keys and values are multiplied by, (num_heads, kDecodeKeys); null: 1.
+  const float *k_scales, *v_scales;
   char* scratch;  ///< decode_scratch_bytes
 };
 

@@ -11,9 +11,10 @@
 //
 // Types: Vf (kLanes floats), Mf (a mask for kLanes lanes), Vu (kLanes uint32).
 //   memory    load store load_partial store_partial, for float, Bf16, F16 (converted to and from
-//             float; rounding to nearest even, NaN stays NaN), uint32 (load_u ...), uint16
-//             (load_u16 widens). No alignment is needed; *_partial never touches memory past
-//             `count`, which is clamped to [0, kLanes], and reads zeros there.
+//             float; rounding to nearest even, NaN stays NaN), uint32 (load_u ...), uint16 and
+//             uint8 (load_u16, load_u8 widen); load and load_partial for I8 and E4m3 (bytes.hpp).
+//             No alignment is needed; *_partial never touches memory past `count`, which is clamped
+//             to [0, kLanes], and reads zeros there.
 //   floats    + - * / unary-, fma(a, b, c) = a * b + c, fnma(a, b, c) = c - a * b, abs, sqrt,
 //             floor, round_nearest (ties to even), scale_pow2, broadcast, zero
 //   min, max  min(a, b) is a < b ? a : b and max(a, b) is a > b ? a : b, so a NaN in `a` is dropped
@@ -40,4 +41,5 @@
 
 #include FLASHTILE_STRINGIZE(FLASHTILE_CONCAT(simd_, FLASHTILE_ISA).hpp)
 
+#include "cpu/simd/bytes.hpp"
 #include "cpu/simd/math.hpp"

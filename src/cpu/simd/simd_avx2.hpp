@@ -123,6 +123,14 @@ FLASHTILE_INLINE void store_words_partial(void* p, __m128i x, int64_t count) {
 FLASHTILE_INLINE Vu load_u16_partial(const uint16_t* p, int64_t count) {
   return {_mm256_cvtepu16_epi32(load_words_partial(p, count))};
 }
+FLASHTILE_INLINE Vu load_u8(const uint8_t* p) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+FLASHTILE_INLINE Vu load_u8_partial(const uint8_t* p, int64_t count) {
+  uint8_t bytes[kLanes] = {};
+  for (int64_t i = 0; i < count && i < kLanes; ++i) bytes[i] = p[i];
+  return load_u8(bytes);
+}
 /// The low halves of the lanes.
 FLASHTILE_INLINE __m128i low_words(Vu x) {
   const __m256i low = _mm256_and_si256(x.v, _mm256_set1_epi32(0xFFFF));

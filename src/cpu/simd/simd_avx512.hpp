@@ -116,6 +116,12 @@ FLASHTILE_INLINE Vu load_u16(const uint16_t* p) {
 FLASHTILE_INLINE Vu load_u16_partial(const uint16_t* p, int64_t count) {
   return {_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(count).m, p))};
 }
+FLASHTILE_INLINE Vu load_u8(const uint8_t* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+FLASHTILE_INLINE Vu load_u8_partial(const uint8_t* p, int64_t count) {
+  return {_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(first_lanes(count).m, p))};
+}
 /// Stores the low half of each lane.
 FLASHTILE_INLINE void store_u16(uint16_t* p, Vu x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));

@@ -133,6 +133,16 @@ FLASHTILE_INLINE Vu load_u16(const uint16_t* p) { return {vmovl_u16(vld1_u16(p))
 FLASHTILE_INLINE Vu load_u16_partial(const uint16_t* p, int64_t count) {
   return {vmovl_u16(load_words_partial(p, count))};
 }
+FLASHTILE_INLINE Vu load_u8_partial(const uint8_t* p, int64_t count) {
+  uint16_t words[kLanes] = {};
+  for (int64_t i = 0; i < count && i < kLanes; ++i) words[i] = p[i];
+  return load_u16(words);
+}
+FLASHTILE_INLINE Vu load_u8(const uint8_t* p) {
+  uint32_t bytes;
+  __builtin_memcpy(&bytes, p, sizeof(bytes));
+  return {vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(bytes))))};
+}
 /// Stores the low half of each lane.
 FLASHTILE_INLINE void store_u16(uint16_t* p, Vu x) { vst1_u16(p, vmovn_u32(x.v)); }
 FLASHTILE_INLINE void store_u16_partial(uint16_t* p, Vu x, int64_t count) {

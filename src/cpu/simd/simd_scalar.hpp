@@ -132,6 +132,11 @@ FLASHTILE_INLINE Vu load_u16_partial(const uint16_t* p, int64_t count) {
   const int n = clamp_count(count);
   return {UintLanes{n > 0 ? p[0] : 0u, n > 1 ? p[1] : 0u, n > 2 ? p[2] : 0u, n > 3 ? p[3] : 0u}};
 }
+FLASHTILE_INLINE Vu load_u8(const uint8_t* p) { return {UintLanes{p[0], p[1], p[2], p[3]}}; }
+FLASHTILE_INLINE Vu load_u8_partial(const uint8_t* p, int64_t count) {
+  const int n = clamp_count(count);
+  return {UintLanes{n > 0 ? p[0] : 0u, n > 1 ? p[1] : 0u, n > 2 ? p[2] : 0u, n > 3 ? p[3] : 0u}};
+}
 /// Stores the low half of each lane.
 FLASHTILE_INLINE void store_u16(uint16_t* p, Vu x) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<uint16_t>(x.v[i]);

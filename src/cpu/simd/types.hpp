@@ -28,4 +28,14 @@ struct F16 {
   uint16_t bits;
 };
 
+/// One signed byte in memory.
+struct I8 {
+  int8_t value;
+};
+
+/// One 8-bit float in memory: 4 bits of exponent, 3 of mantissa.
+struct E4m3 {
+  uint8_t bits;
+};
+
 }  // namespace flashtile::cpu

@@ -90,6 +90,8 @@ std::string refuse_attention(const AttentionProblem& problem) {
     if (layout->dtype == DType::kF64) return "computes in float32; it reads and writes no f64";
   }
   if (!problem.beyond_float.empty()) return problem.beyond_float;
+  if (problem.is_quantised) return "takes no keys of i8 or e4m3";
+  if (problem.batch_invariant) return "does not offer batch_invariant";
   const ExpressionInputs inputs = expression_inputs(problem);
   if (inputs.aux.size() > kMaxAux) {
     return "takes at most " + std::to_string(kMaxAux) + " aux tensors, here are " +

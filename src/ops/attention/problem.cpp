@@ -123,6 +123,22 @@ void check_lengths(std::string_view op, const AttentionProblem& problem) {
   }
 }
 
+bool is_quantised(DType dtype) { return dtype == DType::kI8 || dtype == DType::kE4M3; }
+
+void check_scales(std::string_view op, const AttentionArgs& args) {
+  const bool has_codes = is_quantised(args.k.dtype);
+  for (const auto& [name, given] :
+       {std::pair{"k_scale", bool(args.k_scale)}, std::pair{"v_scale", bool(args.v_scale)}}) {
+    if (given && !has_codes) {
+      fail(op, name, " is given, but k is ", dtype_name(args.k.dtype), ", expected i8 or e4m3");
+    }
+  }
+  if (has_codes && args.k_new) {
+    refuse(op, "new keys (k_new) cannot be stored in a cache of " +
+                   std::string(dtype_name(args.k.dtype)));
+  }
+}
+
 /// Combinations that the table cannot express.
 void check_combinations(std::string_view op, const AttentionArgs& args, bool is_backward) {
   if (args.block_table && args.cu_seqlens_k) {
@@ -295,6 +311,7 @@ void set_options(AttentionProblem& problem, const AttentionArgs& args) {
   problem.block_rows = std::min(args.block_rows, kMaxLength);
   problem.block_cols = std::min(args.block_cols, kMaxLength);
   problem.deterministic = args.deterministic;
+  problem.batch_invariant = args.batch_invariant;
   if (args.dropout_p > 0) {
     // nearbyint rounds halves to even, as the definition of the threshold wants.
     const double threshold = std::min(std::nearbyint(args.dropout_p * 65536), 65535.0);
@@ -370,7 +387,9 @@ AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool 
   problem.is_backward = is_backward;
   problem.device = args.q.device;
   problem.dtype = args.q.dtype;
+  problem.is_quantised = is_quantised(args.k.dtype);
   check_combinations(op, args, is_backward);
+  check_scales(op, args);
   set_sizes(problem, args);
   check_sizes(op, problem);
   set_lengths(op, problem, args, has_data);

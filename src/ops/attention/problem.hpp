@@ -66,6 +66,7 @@ struct AttentionProblem {
   bool is_packed_k = false;
   bool has_seqused = false;
   bool has_leftpad = false;
+  bool is_quantised = false;  ///< k and v are i8 or e4m3
   bool has_new_keys = false;  ///< k_new and v_new are written into k and v first
   int64_t max_seqlen_new = 0;
   int64_t rotary_dim = 0;  ///< 0: none
@@ -87,6 +88,7 @@ struct AttentionProblem {
   int64_t block_cols = 0;
   Dropout dropout;
   bool deterministic = false;
+  bool batch_invariant = false;
 
   /// A scalar that kernels in float32 cannot compute with, for a person: "softcap is 1e+39, ...";
   /// empty: none.

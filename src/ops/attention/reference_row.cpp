@@ -15,16 +15,29 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
+std::vector<double> read_keys(const TensorView& tensor, const TensorView& scales,
+                              const AttentionArgs& args, const Sequence& sequence, int64_t head_kv,
+                              int64_t dim) {
+  std::vector<double> values =
+      read_rows(key_rows(tensor, args, sequence, head_kv), sequence.seqlen_k, dim, tensor.dtype);
+  const KeyScales scale = key_scales(scales, tensor, args, sequence, head_kv);
+  if (scale.data == nullptr) return values;
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] *= static_cast<double>(scale.of(static_cast<int64_t>(i) / dim));
+  }
+  return values;
+}
+
 ReferenceHead::ReferenceHead(const AttentionProblem& problem, const AttentionArgs& args,
                              const AttentionVariant& variant, const Sequence& sequence,
                              int64_t head)
     : problem_(problem),
       queries_(read_rows(query_rows(args.q, sequence, head), sequence.seqlen_q, problem.head_dim,
                          problem.dtype)),
-      keys_(read_rows(key_rows(args.k, args, sequence, head / problem.group_size()),
-                      sequence.seqlen_k, problem.head_dim, problem.dtype)),
-      values_(read_rows(key_rows(args.v, args, sequence, head / problem.group_size()),
-                        sequence.seqlen_k, problem.head_dim_v, problem.dtype)),
+      keys_(read_keys(args.k, args.k_scale, args, sequence, head / problem.group_size(),
+                      problem.head_dim)),
+      values_(read_keys(args.v, args.v_scale, args, sequence, head / problem.group_size(),
+                        problem.head_dim_v)),
       block_list_(args, sequence.batch_idx, head),
       score_(variant.score, bound_aux(variant.score, args), bound_params(variant.score, args)),
       mask_(variant.mask, bound_aux(variant.mask, args), bound_params(variant.mask, args)),

@@ -23,6 +23,11 @@ std::vector<double> read_rows(const AnyRows& rows, int64_t num_rows, int64_t dim
   return values;
 }
 
+/// Rows of keys or values, dequantised.
+std::vector<double> read_keys(const TensorView& tensor, const TensorView& scales,
+                              const AttentionArgs& args, const Sequence& sequence, int64_t head_kv,
+                              int64_t dim);
+
 /// Everything about one query row that forward and backward share, in double.
 struct ReferenceRow {
   std::vector<uint8_t> is_seen;     ///< by key

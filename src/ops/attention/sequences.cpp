@@ -76,6 +76,22 @@ KeyRows key_rows(const TensorView& tensor, const AttentionArgs& args, const Sequ
   return rows;
 }
 
+KeyScales key_scales(const TensorView& scales, const TensorView& tensor, const AttentionArgs& args,
+                     const Sequence& sequence, int64_t head_kv) {
+  if (!scales) return {};
+  const char* data =
+      static_cast<const char*>(scales.data) + head_kv * stride_bytes(scales, scales.ndim - 1);
+  if (scales.ndim == 1) return {data, 0, {}};
+  const int64_t stride = stride_bytes(scales, 0);
+  if (args.block_table) {
+    return {data, stride, key_rows(tensor, args, sequence, head_kv)};
+  }
+  const int64_t line = args.cache_batch_idx
+                           ? element<int32_t>(args.cache_batch_idx, {sequence.batch_idx})
+                           : sequence.batch_idx;
+  return {data + line * stride, 0, {}};
+}
+
 Rows lse_rows(const TensorView& tensor, const Sequence& sequence, int64_t head) {
   if (!tensor) return {};
   char* data = static_cast<char*>(tensor.data);

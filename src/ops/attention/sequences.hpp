@@ -54,9 +54,25 @@ struct KeyRows {
   char* row(int64_t key) const {
     const int64_t stored = key + leftpad;
     if (block_table == nullptr) return data + stored * row_stride;
-    const int64_t page =
-        *reinterpret_cast<const int32_t*>(block_table + stored / page_size * table_stride);
-    return data + page * page_stride + stored % page_size * row_stride;
+    return data + page_of(key) * page_stride + stored % page_size * row_stride;
+  }
+  /// The page of a key, where there is a block table.
+  int64_t page_of(int64_t key) const {
+    const int64_t number = (key + leftpad) / page_size;
+    return *reinterpret_cast<const int32_t*>(block_table + number * table_stride);
+  }
+};
+
+/// What the stored keys or values of a head are multiplied by: one number, or one for each page.
+struct KeyScales {
+  const char* data = nullptr;  ///< null: 1
+  int64_t page_stride = 0;
+  KeyRows pages;
+
+  float of(int64_t key) const {
+    if (data == nullptr) return 1;
+    const int64_t offset = page_stride == 0 ? 0 : pages.page_of(key) * page_stride;
+    return *reinterpret_cast<const float*>(data + offset);
   }
 };
 
@@ -66,6 +82,10 @@ Rows query_rows(const TensorView& tensor, const Sequence& sequence, int64_t head
 /// Rows j of k, v, dk or dv.
 KeyRows key_rows(const TensorView& tensor, const AttentionArgs& args, const Sequence& sequence,
                  int64_t head_kv);
+
+/// Their scales: k_scale for k, v_scale for v.
+KeyScales key_scales(const TensorView& scales, const TensorView& tensor, const AttentionArgs& args,
+                     const Sequence& sequence, int64_t head_kv);
 
 /// One number for each query of (batch, heads, seqlen_q) or (heads, total_q): lse, dlse.
 Rows lse_rows(const TensorView& tensor, const Sequence& sequence, int64_t head);

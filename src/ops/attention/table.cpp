@@ -57,6 +57,10 @@ constexpr std::string_view kShapeKNew =
 constexpr std::string_view kShapeVNew =
     "@cu_seqlens_new: total_new num_heads_kv head_dim_v; "
     "batch_size seqlen_new num_heads_kv head_dim_v";
+constexpr std::string_view kShapeScale =
+    "@block_table: num_heads_kv; @block_table: num_pages num_heads_kv; "
+    "@cache_batch_idx: num_heads_kv; @cache_batch_idx: num_lines num_heads_kv; "
+    "num_heads_kv; batch_size num_heads_kv";
 constexpr std::string_view kShapeWeights = "batch_size num_heads seqlen_q seqlen_k";
 
 template <auto Member>
@@ -139,6 +143,10 @@ constexpr std::array kInputs = {
 
 // What attention_fwd may do to the keys before it attends.
 constexpr std::array kFwdInputs = {
+    row<&A::k_scale>("k_scale", kIn, false, kShapeScale, "f32",
+                     "k of i8 or e4m3 is multiplied by it", "", Fill::kPositive),
+    row<&A::v_scale>("v_scale", kIn, false, kShapeScale, "f32",
+                     "v of i8 or e4m3 is multiplied by it", "", Fill::kPositive),
     row<&A::k_new>("k_new", kIn, false, kShapeKNew, "=q", "keys to store behind those in use"),
     row<&A::v_new>("v_new", kIn, false, kShapeVNew, "=q", "values to store"),
     row<&A::cu_seqlens_new>("cu_seqlens_new", kIn, false, "batch_size+1", "i32",
@@ -186,17 +194,18 @@ constexpr std::array<TensorSpec, n + m> joined(const std::array<TensorSpec, n>& 
   return all;
 }
 
-/// k and v are written where there are new keys.
-constexpr auto with_appended_keys(auto inputs) {
+/// k and v are written where there are new keys, and may be quantised.
+constexpr auto as_caches(auto inputs) {
   for (TensorSpec& tensor : inputs) {
     if (tensor.name != "k" && tensor.name != "v") continue;
     tensor.direction = kInOut;
     tensor.written_with = "k_new";
+    tensor.dtypes = tensor.name == "k" ? "=q i8 e4m3" : "=k";
   }
   return inputs;
 }
 
-constexpr auto kFwdTensors = joined(joined(with_appended_keys(kInputs), kFwdInputs), kFwdOutputs);
+constexpr auto kFwdTensors = joined(joined(as_caches(kInputs), kFwdInputs), kFwdOutputs);
 constexpr auto kBwdAllTensors = joined(kInputs, kBwdTensors);
 
 template <auto Member>
@@ -258,6 +267,8 @@ constexpr std::array kOptions = {
     option<&A::dropout_seed>("dropout_seed", "0", 0, 1.9e19, "key of the generator"),
     option<&A::dropout_offset>("dropout_offset", "0", 0, 4294967295.0, "counter of the generator"),
     option<&A::deterministic>("deterministic", "false", 0, 1, "the same bits in every run"),
+    option<&A::batch_invariant>("batch_invariant", "false", 0, 1,
+                                "a row's bits depend on its query and keys alone"),
 };
 
 std::shared_ptr<void> make_args() { return std::make_shared<AttentionArgs>(); }
