@@ -50,6 +50,8 @@ PROBLEMS = {
            ":score='score + t[head, q_idx - k_idx + seqlen_k]'",
            "attention_fwd:b1:hq1:sq130:sk130:d64:aux.t[200]:bf16"
            ":mask='t[q_idx] > t[k_idx] || k_idx < 2'",
+           "attention_fwd:b1:hq1:sq150:sk300:d16:bf16:mask='floordiv(q_idx + 60, 64) == "
+           "floordiv(k_idx, 64) || d[k_idx] > 99 && abs(q_idx - k_idx) < 90':aux.d.i64[sk]",
            "attention_fwd:b1:hq1:sq70:sk80:d320:dv300:causal:bf16",
            "attention_bwd:b1:hq1:sq40:sk50:d16:aux.t[50]:mask='t[k_idx] > 0':bf16",
            "attention_bwd:b1:hq2:hkv1:sq70:sk130:d128:mask='k_idx % 3 != q_idx % 2':f16"],

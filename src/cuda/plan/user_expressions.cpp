@@ -95,6 +95,29 @@ std::string inside_statements(const Expr& expr) {
   return text + "return is_inside;\n";
 }
 
+/// The mask over a block of pairs (score/ranges.cuh): the same statements, other types.
+std::string mask_range_function(const AttentionProblem& problem, const Expr& mask) {
+  std::string text =
+      "  FLASHTILE_DEVICE static Truth mask_range(const Params& user, const PairRange& pair) {\n"
+      "using Bool = Truth;\nusing Int = IntRange;\nusing Float = FloatRange;\n";
+  for (const char* variable : {"batch", "head", "head_kv", "q_idx", "k_idx", "seqlen_q", "seqlen_k",
+                               "query_offset", "leftpad"}) {
+    text += std::string("[[maybe_unused]] const Int ") + variable + " = pair." + variable + ";\n";
+  }
+  const ExpressionInputs inputs = expression_inputs(problem);
+  for (const std::string& param : inputs.params) {
+    text += "[[maybe_unused]] const Float param_" + param + ";\n";
+  }
+  for (size_t n = 0; n < inputs.aux.size(); ++n) {
+    const std::string load = inputs.aux[n].is_float
+                                 ? "FloatRange()"
+                                 : "load_int_range(user.aux[" + std::to_string(n) + "], index...)";
+    text += "[[maybe_unused]] const auto aux_" + inputs.aux[n].name +
+            " = [&](Bool, [[maybe_unused]] auto... index) { return " + load + "; };\n";
+  }
+  return text + print(mask, variant::PrintStyle::kDevice) + "  }\n";
+}
+
 }  // namespace
 
 MaskParts split_mask(const Expr& mask) {
@@ -163,6 +186,7 @@ std::string user_expressions_text(const AttentionProblem& problem, const std::st
            ";\n";
   };
   std::string text =
+      std::string(mask.rest.empty() ? "" : "#include \"cuda/device/score/ranges.cuh\"\n") +
       "namespace flashtile::device::expression {\nstruct UserExpressions {\n"
       "  using Params = ExpressionParams<" +
       std::to_string(inputs.aux.size()) + ", " + std::to_string(inputs.params.size()) + ">;\n";
@@ -186,6 +210,7 @@ std::string user_expressions_text(const AttentionProblem& problem, const std::st
   if (!mask.rest.empty()) {
     text += expression_function(problem, "Bool mask" + arguments + ")",
                                 print(mask.rest, variant::PrintStyle::kDevice));
+    text += mask_range_function(problem, mask.rest);
   }
   if (!mask.lower.empty()) {
     text += expression_function(problem, "Int lower" + arguments + ")",

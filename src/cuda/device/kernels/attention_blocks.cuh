@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // attention_blocks: which key blocks each query tile visits, from the user's mask and block lists,
-// so that the kernels after it never touch what is hidden. Every pair is asked once for all heads
-// (and sequences) that it holds for, and a block only until it has shown both a pair that is seen
-// and one that is not.
+// so that the kernels after it never touch what is hidden. A block is decided by the ranges of what
+// its pairs read where these tell (score/ranges.cuh): documents, prefixes, dilated blocks.
+// Otherwise its pairs are asked, until there was both one that is seen and one that is not. All
+// this once for all heads (and sequences) that it holds for.
 //
 // map: two bits for each (batch, head, m_block, n_block). A CTA makes one word: 16 key blocks of a
 // query tile, one for each warp. Positions are known: blocks outside the tile's range cost nothing.
@@ -11,6 +12,7 @@
 
 #include "cuda/device/params/attention_params.hpp"
 #include "cuda/device/ptx/thread.cuh"
+#include "cuda/device/score/ranges.cuh"
 #include "cuda/device/score/score.cuh"
 
 namespace flashtile::device {
@@ -62,6 +64,28 @@ struct BlockMap {
     return any_lane(has_hidden) ? Cover::kPart : Cover::kFull;
   }
 
+  /// All pairs of the tile and a key block, or more: those that some query of the tile may see.
+  template <class Rows, class Blocks>
+  FLASHTILE_DEVICE expression::PairRange pairs_of(const Sequence& sequence, const Rows& rows,
+                                                  const Blocks& blocks, int n_block) const {
+    const int first_key = n_block * Config::kBlockN;
+    const int last_key = first_key + Config::kBlockN - 1;
+    const int head = rows.head;
+    const int last_head = Config::kPackHeads ? head + params.group_size - 1 : head;
+    expression::PairRange pairs;
+    pairs.batch = expression::IntRange(sequence.batch_idx);
+    pairs.head = {head, last_head};
+    pairs.head_kv = expression::IntRange(head / params.group_size);
+    pairs.q_idx = {rows.q_idx(0), rows.q_idx(Config::kBlockM - 1)};
+    pairs.k_idx = {first_key < blocks.key_begin ? blocks.key_begin : first_key,
+                   last_key < blocks.key_end ? last_key : blocks.key_end - 1};
+    pairs.seqlen_q = expression::IntRange(sequence.seqlen_q);
+    pairs.seqlen_k = expression::IntRange(sequence.seqlen_k);
+    pairs.query_offset = expression::IntRange(sequence.query_offset);
+    pairs.leftpad = expression::IntRange(sequence.leftpad);
+    return pairs;
+  }
+
   FLASHTILE_DEVICE Cover find_cover(int map_batch, int map_head, int m_block, int n_block) const {
     Tile tile;
     tile.batch_idx = map_batch;
@@ -76,6 +100,12 @@ struct BlockMap {
     const KeyBlocks<Config::kBlockN> blocks(position, rows.q_idx(0),
                                             rows.q_idx(Config::kBlockM - 1), nullptr);
     if (n_block < blocks.begin || n_block >= blocks.end) return Cover::kNone;
+    if constexpr (Config::Expressions::kHasMask) {
+      const expression::Truth kept =
+          Config::Expressions::mask_range(user, pairs_of(sequence, rows, blocks, n_block));
+      if (!kept.may_hold) return Cover::kNone;
+      if (!Config::kHasBlockList && !kept.may_fail) return Cover::kFull;
+    }
     const ScoreRules<Config> rules{params, user, sequence, position};
     return cover_of(rules, rows, n_block);
   }

@@ -19,6 +19,9 @@ FLASHTILE_DEVICE bool is_finite(float value) {
   return (bits_of_float(value) & 0x7f800000u) != 0x7f800000u;
 }
 
+/// Of 32 bits; 32 where all are 0.
+FLASHTILE_DEVICE int leading_zeros(uint32 bits) { return __clz(static_cast<int>(bits)); }
+
 /// a * b, never part of a fused operation.
 FLASHTILE_DEVICE float multiply_rounded(float a, float b) { return __fmul_rn(a, b); }
 /// a * b + c, rounded once.

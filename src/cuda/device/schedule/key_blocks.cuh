@@ -4,6 +4,7 @@
 // first then, and a running maximum settles early.
 #pragma once
 
+#include "cuda/device/ptx/math.cuh"
 #include "cuda/device/schedule/sequence.cuh"
 
 namespace flashtile::device {
@@ -72,8 +73,13 @@ struct KeyBlocks {
   /// The next block to visit below `n_block`; less than `begin`: none.
   FLASHTILE_DEVICE int before(int n_block) const {
     --n_block;
-    if (map != nullptr) {
-      while (n_block >= begin && cover(n_block) == Cover::kNone) --n_block;
+    if (map == nullptr) return n_block;
+    // A word of the map at a time.
+    while (n_block >= begin) {
+      const int last = n_block % kCoversPerWord;
+      const uint32 visited = load_global(map + n_block / kCoversPerWord) << (30 - 2 * last);
+      if (visited != 0) return n_block - leading_zeros(visited) / 2;
+      n_block -= last + 1;
     }
     return n_block;
   }
