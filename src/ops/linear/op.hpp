@@ -65,6 +65,16 @@ struct LinearInput {
   TensorAccess access_gradient = nullptr;  ///< null: there is no gradient
   Fill fill = Fill::kNormal;
 
+ private:
+  // Before its first use, as clang wants it in constant expressions.
+  template <class Change>
+  constexpr LinearInput changed(const Change& change) const {
+    LinearInput copy = *this;
+    change(copy);
+    return copy;
+  }
+
+ public:
   constexpr LinearInput filled(Fill how) const {
     return changed([&](auto& row) { row.fill = how; });
   }
@@ -77,14 +87,6 @@ struct LinearInput {
   }
   constexpr LinearInput without_gradient() const {
     return changed([](auto& row) { row.access_gradient = nullptr; });
-  }
-
- private:
-  template <class Change>
-  constexpr LinearInput changed(const Change& change) const {
-    LinearInput copy = *this;
-    change(copy);
-    return copy;
   }
 };
 

@@ -3,7 +3,11 @@
 
 namespace flashtile::variant {
 
+namespace {
+
 using Id = ExprBuilder::Id;
+
+}  // namespace
 
 std::vector<Id> path_conditions(ExprBuilder& builder, const Expr& expr, std::span<const Id> ids) {
   std::vector<Id> active(expr.nodes.size(), builder.bool_const(false));
