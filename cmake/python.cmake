@@ -14,6 +14,7 @@ find_package(nanobind CONFIG REQUIRED)
 # Only entry points are public: flashtile in another library of the process stays apart.
 nanobind_add_module(flashtile_python STABLE_ABI NB_STATIC NOMINSIZE
                     ${PROJECT_SOURCE_DIR}/python/src/arrays.cpp
+                    ${PROJECT_SOURCE_DIR}/python/src/mask_blocks.cpp
                     ${PROJECT_SOURCE_DIR}/python/src/module.cpp
                     ${PROJECT_SOURCE_DIR}/python/src/op.cpp
                     ${PROJECT_SOURCE_DIR}/python/src/xla_call.cpp)

@@ -177,6 +177,22 @@ def explain_call(q: Array, k: Array, v: Array, *, window: Window | None = None,
         None if out_dtype is None else {"out": dtype_name(out_dtype)}, implementation, max_workers)
 
 
+def mask_blocks(arrays: Mapping[str, Array], block: tuple[int, int], batch: int, head: int,
+                **given: Any) -> list[list[int]]:
+    """What attention would visit: rows of 0, 1 (in part) or 2 (in full) for blocks of keys."""
+    window = given.pop("window", None)
+    _, mask, named = _expressions(None, given.pop("mask", None), given.pop("aux", None),
+                                  given.pop("params", None))
+    given.update(arrays, mask=mask)
+    given["window_left"], given["window_right"] = window if window is not None else (None, None)
+    unknown = given.keys() - {*_TENSORS, *_OPTIONS}
+    if unknown:
+        raise TypeError(f"plot_mask: attention has no argument '{min(unknown)}'")
+    return _FORWARD.mask_blocks(
+        tuple(given.get(name) for name in _TENSORS), tuple(given.get(name) for name in _OPTIONS),
+        named, batch, head, *block)
+
+
 def attention_backward(
         dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, *,
         gradients: Sequence[str] = ("q", "k", "v"), into: Mapping[str, Array] | None = None,

@@ -157,12 +157,16 @@ def flash_attn_with_kvcache(
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     options = _common.options(softmax_scale, causal, window_size, softcap, None, False,
                               attention_chunk)
+    if page_table is not None and cache_batch_idx is not None:
+        page_table, cache_batch_idx = page_table[cache_batch_idx.long()], None
+    if rotary_cos is None:
+        rotary_seqlens = rotary_interleaved = None
     out, lse = _common.with_cache(
         q, k_cache, v_cache, k, v, cache_seqlens, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
-        rotary_interleaved=rotary_interleaved if rotary_cos is not None else None,
-        rotary_seqlens=rotary_seqlens, cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad,
-        block_table=page_table, cu_seqlens_q=cu_seqlens_q, cu_seqlens_new=cu_seqlens_k_new,
-        max_seqlen_q=max_seqlen_q, **options)
+        rotary_interleaved=rotary_interleaved, rotary_seqlens=rotary_seqlens,
+        cache_batch_idx=cache_batch_idx, leftpad_k=cache_leftpad, block_table=page_table,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_new=cu_seqlens_k_new, max_seqlen_q=max_seqlen_q,
+        **options)
     return (out, lse) if return_softmax_lse else out
 
 

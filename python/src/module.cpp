@@ -134,7 +134,9 @@ NB_MODULE(_core, module) {
       .def("run", &Op::run, "tensors"_a, "options"_a, "families"_a.none(), "results"_a,
            "dtypes"_a.none(), "implementation"_a.none(), "max_workers"_a)
       .def("explain", &Op::explain, "tensors"_a, "options"_a, "families"_a.none(), "results"_a,
-           "dtypes"_a.none(), "implementation"_a.none(), "max_workers"_a);
+           "dtypes"_a.none(), "implementation"_a.none(), "max_workers"_a)
+      .def("mask_blocks", &Op::mask_blocks, "tensors"_a, "options"_a, "families"_a.none(),
+           "batch"_a, "head"_a, "block_m"_a, "block_n"_a);
   module.def("tables", flashtile::python::all_tables);
   module.def("xla_handlers", flashtile::python::xla_handlers);
   module.def("machine", flashtile::python::machine);

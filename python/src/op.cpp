@@ -8,6 +8,7 @@
 #include "core/problem_text.hpp"
 #include "core/shape_spec.hpp"
 #include "flashtile/error.hpp"
+#include "mask_blocks.hpp"
 
 namespace flashtile::python {
 namespace {
@@ -257,6 +258,14 @@ nb::dict Op::explain(nb::tuple tensors, nb::tuple options, nb::object families, 
   Explanation explanation = call.op_call.explain(call.context);
   if (explanation.problem.empty()) explanation.problem = problem_text(call.op_call);
   return explanation_dict(explanation);
+}
+
+std::vector<std::vector<int>> Op::mask_blocks(nb::tuple tensors, nb::tuple options,
+                                              nb::object families, int64_t batch_idx, int64_t head,
+                                              int64_t block_m, int64_t block_n) const {
+  Call call(*spec_);
+  prepare(call, tensors, options, families, nb::tuple(), nb::none(), nb::none(), 0);
+  return python::mask_blocks(call.op_call, batch_idx, head, block_m, block_n);
 }
 
 nb::dict explanation_dict(const Explanation& explanation) {

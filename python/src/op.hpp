@@ -33,6 +33,11 @@ class Op {
   nb::dict explain(nb::tuple tensors, nb::tuple options, nb::object families, nb::tuple results,
                    nb::object dtypes, nb::object implementation, int max_workers) const;
 
+  /// mask_blocks of the call.
+  std::vector<std::vector<int>> mask_blocks(nb::tuple tensors, nb::tuple options,
+                                            nb::object families, int64_t batch_idx, int64_t head,
+                                            int64_t block_m, int64_t block_n) const;
+
  private:
   struct Call;
   void prepare(Call& call, nb::tuple tensors, nb::tuple options, nb::object families,

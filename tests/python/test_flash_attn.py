@@ -247,6 +247,12 @@ def test_cache(paged):
         found = flash_attn.flash_attn_with_kvcache(q, *pages, block_table=table, **options)
         assert (pages[1, 0, 0] == new_v[0, 2]).sum() == 0 and (pages[1, 2, 2] == new_v[1, 2]).all()
         again = fa3.flash_attn_with_kvcache(q, *pages, page_table=table, **options)
+        lines = torch.tensor([1, 0], dtype=torch.int32)  # of the table
+        swapped = fa3.flash_attn_with_kvcache(
+            q, *pages, page_table=table.flip(0), cache_batch_idx=lines, rotary_seqlens=lengths,
+            cache_seqlens=lengths + 3, causal=True)
+        assert torch.equal(swapped, fa3.flash_attn_with_kvcache(
+            q, *pages, page_table=table, cache_seqlens=lengths + 3, causal=True))
         with pytest.raises(RuntimeError, match="block_table"):
             flash_attn.flash_attn_with_kvcache(q, *pages, block_table=table, cache_seqlens=17)
     else:
