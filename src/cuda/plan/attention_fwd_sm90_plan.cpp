@@ -202,17 +202,18 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   const bool is_heavy = is_general(flags) || flags.has_softcap || problem.dropout.is_on;
   const bool finds_pages = problem.page_size > 0;
   if (largest <= 64) {
-    shape.num_warpgroups = is_short && !finds_pages ? 4 : 3;
-    shape.block_n = is_short || is_heavy || finds_pages ? 64 : 128;
+    const bool has_room = !finds_pages && !is_heavy;
+    shape.num_warpgroups = is_short && has_room ? 4 : 3;
+    shape.block_n = is_short || !has_room ? 64 : 128;
     shape.num_stages = shape.block_n == 64 ? 4 : 2;
     tiling.copy_registers = finds_pages ? 56 : 32;
-    tiling.compute_registers = finds_pages ? 152 : is_short ? 112 : 160;
+    tiling.compute_registers = finds_pages ? 152 : shape.num_warpgroups == 4 ? 112 : 160;
     return tiling;
   }
   tiling.copy_registers = finds_pages ? 56 : 40;
   tiling.compute_registers = finds_pages ? 224 : 232;
   if (largest <= 128) {
-    if (is_general(flags)) shape.block_n = 64;
+    if (is_general(flags) || flags.has_softcap) shape.block_n = 64;
     tiling.query_in_registers = !is_heavy;
     tiling.holds_back = !follows && !is_heavy;
     const bool is_bare = !flags.has_options && !flags.has_block_map();

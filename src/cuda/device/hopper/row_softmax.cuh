@@ -11,6 +11,14 @@
 
 namespace flashtile::device {
 
+/// What a small product is multiplied by for a capped logit in log2 units.
+FLASHTILE_DEVICE float cap_factor(float product, const float (&line)[4]) {
+  const float square = product * product;
+  float factor = fused_multiply_add(line[3], square, line[2]);
+  factor = fused_multiply_add(factor, square, line[1]);
+  return fused_multiply_add(factor, square, line[0]);
+}
+
 template <Sm90Reference kReference>
 struct RowSoftmax {
   static constexpr float kSlack = 8.0f;
@@ -100,6 +108,19 @@ struct RowSoftmax {
       const float base = reference[half] == -infinity() ? 0.0f : reference[half];
       logits[i] = exp2_approx((logits[i] - base) * scale);
       sum[half] += logits[i];
+    }
+  }
+
+  /// The same for products of which logits in log2 units are a polynomial (cap_factor).
+  template <int kCount>
+  FLASHTILE_DEVICE void weigh_capped(float (&products)[kCount], const float (&line)[4]) {
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const int half = i / 2 % 2;
+      const float shift = reference[half] == -infinity() ? 0.0f : -reference[half];
+      products[i] =
+          exp2_approx(fused_multiply_add(products[i], cap_factor(products[i], line), shift));
+      sum[half] += products[i];
     }
   }
 

@@ -24,6 +24,9 @@ struct Sm90Compute {
   static constexpr int kHeadDim = Config::kHeadDim;
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr bool kFollows = Config::kReference == Sm90Reference::kMaximum;
+  /// Nothing happens between the cap and the exponentials of a plain block.
+  static constexpr bool kIsCappedOnly =
+      Scores::Kind::kIsCapped && !Scores::Kind::kIsTilted && !Config::kWantsMaxLogit;
   /// Blocks without masks need no reference that follows: a loop of their own, where they are known
   /// before their keys are there and the text is short.
   static constexpr bool kHasPlainLoop =
@@ -260,7 +263,7 @@ struct Sm90Compute {
   /// Of logits as softmax gets them, to powers of two.
   FLASHTILE_DEVICE float logit_scale() const {
     if constexpr (Scores::Kind::kIsGeneral) return kLog2e;
-    if constexpr (Scores::Kind::kIsTilted) return 1.0f;
+    if constexpr (Scores::Kind::kIsTilted || Scores::Kind::kIsCapped) return 1.0f;
     return params.scale;
   }
 
@@ -282,14 +285,14 @@ struct Sm90Compute {
   FLASHTILE_DEVICE bool weigh(bool is_first, float (&factors)[2]) {
     bool has_moved = false;
     if constexpr (Scores::Kind::kIsGeneral) rules.make_logits(scores, tile, n_block);
-    if constexpr (Scores::Kind::kIsCapped) {
-      cap_scores<Config, 1, kBlockN>(Scores::tile_of(scores), params.call);
-    }
+    bool is_small = false;
+    if constexpr (Scores::Kind::kIsCapped) is_small = rules.are_small(scores);
     bool is_careful = kIsCareful;
     if constexpr (kIsCareful && !kFollows && !kHasPlainLoop) {
       is_careful = is_first || !is_plain() || (Config::kIsMapped && !softmax.is_settled());
     }
     if (is_careful) {
+      if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
       has_moved = prepare(factors);
       const bool is_redone = tile.kind == kTileToRedo;
       if (Scores::Kind::kIsGeneral && is_redone) {
@@ -298,13 +301,16 @@ struct Sm90Compute {
         softmax.weigh(scores, logit_scale(),
                       Config::kReference != Sm90Reference::kZero || is_redone);
       }
+    } else if (kIsCappedOnly && is_small) {
+      softmax.weigh_capped(scores, params.cap_line);
     } else {
+      if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
       if constexpr (Config::kWantsMaxLogit) softmax.track_largest(scores);
       if constexpr (Scores::Kind::kIsTilted) {
         // Keys of plain blocks lie before the queries: the distance falls from column to column.
         const float offsets[2] = {rules.slope * rules.distance_of(tile, 0, n_block),
                                   rules.slope * rules.distance_of(tile, 1, n_block)};
-        softmax.weigh_tilted(scores, params.scale, -rules.slope, offsets);
+        softmax.weigh_tilted(scores, rules.tilted_scale(), -rules.slope, offsets);
       } else {
         softmax.weigh(scores, logit_scale(), false);
       }

@@ -4,6 +4,7 @@
 // dropout. A lane's scores of a block are an accumulator of one tile of rows.
 #pragma once
 
+#include "cuda/device/hopper/row_softmax.cuh"
 #include "cuda/device/hopper/sm90_keys.cuh"
 #include "cuda/device/ptx/warpgroup.cuh"
 #include "cuda/device/score/dropout.cuh"
@@ -85,6 +86,9 @@ struct Sm90Scores {
     }
   }
 
+  /// Of what ALiBi is added to, to powers of two.
+  FLASHTILE_DEVICE float tilted_scale() const { return Kind::kIsCapped ? 1.0f : params.scale; }
+
   /// How far a row's query lies behind the lane's first key of a block.
   FLASHTILE_DEVICE float distance_of(const Sm90Tile& tile, int half, int n_block) const {
     const int64 of_tile =
@@ -133,9 +137,34 @@ struct Sm90Scores {
     });
   }
 
+  /// Whether all products of the warp are so small that a polynomial caps them: special functions
+  /// are what the kernel waits for. A sum of powers takes half of a maximum's time.
+  FLASHTILE_DEVICE bool are_small(const Scores& products) const {
+    float sums[2] = {};
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kBlockN / 2; ++i) {
+      const float square = products[i] * products[i];
+      sums[i % 2] = fused_multiply_add(square, square, sums[i % 2]);
+    }
+    return all_lanes(sums[0] + sums[1] <= params.small_products);
+  }
+  /// Products become capped logits in log2 units.
+  FLASHTILE_DEVICE void cap(Scores& scores, bool is_small) const {
+    if (is_small) {
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kBlockN / 2; ++i) scores[i] *= cap_factor(scores[i], params.cap_line);
+    } else {
+      const float factor = params.call.softmax_scale * params.call.inverse_softcap;
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kBlockN / 2; ++i) {
+        scores[i] = params.scale * ScoreRules<Config>::squash(scores[i] * factor);
+      }
+    }
+  }
+
   /// Logits in log2 units with ALiBi, in place.
   FLASHTILE_DEVICE void level(Scores& scores, const Sm90Tile& tile, int n_block) const {
-    level_scores<1, kBlockN>(tile_of(scores), params.scale, [&](int, int half) -> TiltedRow {
+    level_scores<1, kBlockN>(tile_of(scores), tilted_scale(), [&](int, int half) -> TiltedRow {
       return {slope, distance_of(tile, half, n_block)};
     });
   }

@@ -41,6 +41,10 @@ struct Sm90ForwardParams {
   int offset = 0;   ///< with chunks: row q's position is q + offset
   int chunk = 1;    ///< positions of a chunk
   float scale = 1;  ///< of products, or of capped ones, to powers of two; positive
+  /// Capped logits in powers of two are a (c0 + c1 a^2 + c2 a^4 + c3 a^6) for products a whose
+  /// fourth powers add up to at most `small_products`.
+  float cap_line[4] = {};
+  float small_products = 0;
 };
 
 /// The shape of a CTA: a warpgroup that copies and `num_warpgroups` that compute 64 rows each.
