@@ -52,8 +52,9 @@ struct LinearStates {
 
 /// The arguments of every linear-attention op. A forward op reads `inputs` and `initial_states` and
 /// writes `out` and `final_states`; a backward op reads `dout` and `dfinal_states` as well and
-/// writes `gradients` and `dinitial_states`, each where it is wanted. Everything that an op does
-/// not have is an error, and so is whatever its table says; nothing has been written then.
+/// writes `gradients` and `dinitial_states`, each where it is wanted. A step op takes one row of
+/// each sequence, (batch, heads, dim), and takes `states` past it in place. Everything that an op
+/// does not have is an error, and so is whatever its table says; nothing has been written then.
 struct LinearArgs {
   LinearTensors inputs;
   LinearTensors gradients;  ///< in the place of what they are the gradient of; alike
@@ -64,6 +65,8 @@ struct LinearArgs {
   LinearStates final_states;
   LinearStates dinitial_states;
   LinearStates dfinal_states;  ///< absent: zero
+  LinearStates states;         ///< of a step op, which changes them in place
+  TensorView state_slots;      ///< (sequences) i32: their lines in `states`; absent: 0, 1, ...
 
   std::optional<double> scale;  ///< multiplies q; default 1/sqrt(head_dim)
   bool normalize = false;       ///< divides by what q reads of the summed keys
@@ -82,75 +85,94 @@ struct LinearArgs {
 /// a = 0, w = 1; `normalize`: o / (q.z + 1e-10) with z the sum of keys (Katharopoulos 2020).
 FLASHTILE_API void linear_attention_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void linear_attention_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void linear_attention_step(const LinearArgs& args, const Context& context = {});
 /// a = log(1 - 2^(-5-h)) for head h (RetNet, Sun 2023).
 FLASHTILE_API void retention_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void retention_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void retention_step(const LinearArgs& args, const Context& context = {});
 /// a = -(8/H) (1 - layer/layers) h (Lightning attention, Qin 2024).
 FLASHTILE_API void lightning_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void lightning_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void lightning_step(const LinearArgs& args, const Context& context = {});
 /// a = g + g_gamma; either may be absent.
 FLASHTILE_API void simple_gla_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void simple_gla_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void simple_gla_step(const LinearArgs& args, const Context& context = {});
 /// State-space duality (Dao 2024): d = dt + dt_bias, softplus with dt_softplus, clamped; a = d A,
 /// w = d, and D v is added to o. scale is 1.
 FLASHTILE_API void mamba2_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mamba2_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void mamba2_step(const LinearArgs& args, const Context& context = {});
 /// xLSTM's matrix memory (Beck 2024): m = max(logsigmoid(f) + m', i), a = logsigmoid(f) + m' - m,
 /// w = exp(i - m); o / (max(|q.n|, exp(-m)) + 1e-6). m is held constant in gradients, the divisor
 /// is not.
 FLASHTILE_API void mlstm_exp_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mlstm_exp_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void mlstm_exp_step(const LinearArgs& args, const Context& context = {});
 /// a = logsigmoid(f), w = sigmoid(i); `normalize`: o / (max(|q.n|, 1) + 1e-6).
 FLASHTILE_API void mlstm_sig_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mlstm_sig_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void mlstm_sig_step(const LinearArgs& args, const Context& context = {});
 
 // Vector decay: S_t = Diag(exp(g_t)) S_{t-1} + k_t v_t', a decay for each key dimension.
 
 /// o_t = S_t' (scale q_t) (Yang 2024).
 FLASHTILE_API void gla_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gla_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void gla_step(const LinearArgs& args, const Context& context = {});
 /// o_t = (S_{t-1} + Diag(u_bonus) k_t v_t')' (scale r_t) (Peng 2024).
 FLASHTILE_API void rwkv6_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv6_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void rwkv6_step(const LinearArgs& args, const Context& context = {});
 /// Gated slot attention (Zhang 2024): two such states, of keys and of values in slots, and a
 /// softmax over the slots: o = Sv' softmax(Sk' (scale q)), Sk = Sk Diag(exp(g)) + k s', Sv =
 /// Diag(exp(g)) Sv
 /// + s v'.
 FLASHTILE_API void gsa_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gsa_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void gsa_step(const LinearArgs& args, const Context& context = {});
 
 // Delta rules: what k reads of the state is corrected towards v. R is the decayed state.
 
 /// S = R + k (beta (v - R' k))' with R = S_{t-1} (Schlag 2021, Yang 2024).
 FLASHTILE_API void delta_rule_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void delta_rule_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void delta_rule_step(const LinearArgs& args, const Context& context = {});
 /// The same with R = exp(g) S_{t-1}, one g for a head.
 FLASHTILE_API void gated_delta_rule_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gated_delta_rule_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void gated_delta_rule_step(const LinearArgs& args, const Context& context = {});
 /// The same with R = Diag(exp(g)) S_{t-1} (Kimi delta attention).
 FLASHTILE_API void kda_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void kda_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void kda_step(const LinearArgs& args, const Context& context = {});
 /// S = Diag(exp(w)) S_{t-1} + b (S_{t-1}' a)' + k v', scale 1 (RWKV-7, Peng 2025).
 FLASHTILE_API void rwkv7_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv7_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void rwkv7_step(const LinearArgs& args, const Context& context = {});
 /// The same with q, g and scale 1/sqrt(head_dim): diagonal plus low rank.
 FLASHTILE_API void dplr_delta_rule_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void dplr_delta_rule_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void dplr_delta_rule_step(const LinearArgs& args, const Context& context = {});
 /// The same without decay: identity plus low rank.
 FLASHTILE_API void iplr_delta_rule_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void iplr_delta_rule_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void iplr_delta_rule_step(const LinearArgs& args, const Context& context = {});
 
 // Element-wise scans: channels instead of heads and key dimensions.
 
 /// o = S = exp(g) S_{t-1} + x (Qin 2023).
 FLASHTILE_API void hgrn_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void hgrn_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void hgrn_step(const LinearArgs& args, const Context& context = {});
 /// Selective scan (Gu 2023): S = exp(d A) S_{t-1} + d u B, o = (S.C + D u) silu(z), d as in mamba2.
 FLASHTILE_API void mamba1_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mamba1_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void mamba1_step(const LinearArgs& args, const Context& context = {});
 /// A weighted mean of values (Peng 2023), whose state (sequences, 3, channels) has the sums alpha
 /// and beta relative to exp(eps), and eps; absent: 0, 0, -inf.
 FLASHTILE_API void rwkv4_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv4_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void rwkv4_step(const LinearArgs& args, const Context& context = {});
 
 }  // namespace flashtile

@@ -151,11 +151,17 @@ void delta_rule_fwd(const LinearArgs& args, const Context& context) {
 void delta_rule_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kDeltaRule, LinearPass::kBackward>(args, context);
 }
+void delta_rule_step(const LinearArgs& args, const Context& context) {
+  call_linear<kDeltaRule, LinearPass::kStep>(args, context);
+}
 void gated_delta_rule_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kGatedDeltaRule, LinearPass::kForward>(args, context);
 }
 void gated_delta_rule_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kGatedDeltaRule, LinearPass::kBackward>(args, context);
+}
+void gated_delta_rule_step(const LinearArgs& args, const Context& context) {
+  call_linear<kGatedDeltaRule, LinearPass::kStep>(args, context);
 }
 void kda_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kKda, LinearPass::kForward>(args, context);
@@ -163,11 +169,17 @@ void kda_fwd(const LinearArgs& args, const Context& context) {
 void kda_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kKda, LinearPass::kBackward>(args, context);
 }
+void kda_step(const LinearArgs& args, const Context& context) {
+  call_linear<kKda, LinearPass::kStep>(args, context);
+}
 void rwkv7_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kRwkv7, LinearPass::kForward>(args, context);
 }
 void rwkv7_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kRwkv7, LinearPass::kBackward>(args, context);
+}
+void rwkv7_step(const LinearArgs& args, const Context& context) {
+  call_linear<kRwkv7, LinearPass::kStep>(args, context);
 }
 void dplr_delta_rule_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kDplr, LinearPass::kForward>(args, context);
@@ -175,11 +187,17 @@ void dplr_delta_rule_fwd(const LinearArgs& args, const Context& context) {
 void dplr_delta_rule_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kDplr, LinearPass::kBackward>(args, context);
 }
+void dplr_delta_rule_step(const LinearArgs& args, const Context& context) {
+  call_linear<kDplr, LinearPass::kStep>(args, context);
+}
 void iplr_delta_rule_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kIplr, LinearPass::kForward>(args, context);
 }
 void iplr_delta_rule_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kIplr, LinearPass::kBackward>(args, context);
+}
+void iplr_delta_rule_step(const LinearArgs& args, const Context& context) {
+  call_linear<kIplr, LinearPass::kStep>(args, context);
 }
 
 }  // namespace flashtile

@@ -31,6 +31,11 @@ using LinearImplementation = Implementation<LinearProblem, LinearPlan, LinearArg
 /// before them.
 LinearImplementation linear_reference(LinearFamily family, LinearPass pass);
 
+/// A step by an implementation of the forward: each sequence is a call with one row whose initial
+/// and final states are the sequence's lines.
+void launch_step(const LinearImplementation& forward, const LinearProblem& problem,
+                 const LinearArgs& args, const Context& context);
+
 /// The CPU backend's implementations that this machine can run, best first (src/cpu).
 std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily family, LinearPass pass);
 

@@ -21,8 +21,8 @@ enum class LinearFamily : uint8_t {
   kScan,         ///< element by element (src/ops/scan)
 };
 
-/// kForward and kBackward are the ops NAME_fwd and NAME_bwd.
-enum class LinearPass : uint8_t { kForward, kBackward };
+/// The ops NAME_fwd, NAME_bwd and NAME_step.
+enum class LinearPass : uint8_t { kForward, kBackward, kStep };
 
 /// Where log decay and input weight come from.
 enum class LinearGate : uint8_t {
@@ -53,7 +53,7 @@ enum class LinearNormalizer : uint8_t {
 
 using TensorAccess = TensorView* (*)(void* args, std::string_view suffix, bool create);
 
-/// One input: a row of the forward and the backward table, and with it that of its gradient.
+/// One input: a row of each table, and with it that of its gradient.
 struct LinearInput {
   std::string_view name;  ///< "d" and it is the gradient's
   bool is_timed = true;   ///< batch and seqlen, or total, come before `shape`
@@ -109,15 +109,23 @@ constexpr LinearInput linear_input(std::string_view name, std::string_view shape
   return input;
 }
 
-/// One state: the rows initial_NAME and final_NAME, and their gradients.
+/// One state: the rows initial_NAME and final_NAME, and their gradients; of a step the row NAME.
 struct LinearState {
   std::string_view name;
   std::string_view shape;  ///< behind the sequences
   std::string_view doc;
   TensorAccess access_initial = nullptr;
   TensorAccess access_final = nullptr;
+  TensorAccess access_in_place = nullptr;
   TensorAccess access_dinitial = nullptr;  ///< null, like the next one, where there is no gradient
   TensorAccess access_dfinal = nullptr;
+  Fill fill = Fill::kNormal;
+
+  constexpr LinearState filled(Fill how) const {
+    LinearState copy = *this;
+    copy.fill = how;
+    return copy;
+  }
 
   constexpr LinearState without_gradient() const {
     LinearState copy = *this;
@@ -134,12 +142,13 @@ constexpr LinearState linear_state(std::string_view name, std::string_view shape
           doc,
           access_member<&LinearArgs::initial_states, Member>,
           access_member<&LinearArgs::final_states, Member>,
+          access_member<&LinearArgs::states, Member>,
           access_member<&LinearArgs::dinitial_states, Member>,
           access_member<&LinearArgs::dfinal_states, Member>};
 }
 
 struct LinearOp {
-  std::string_view name;  ///< without _fwd and _bwd
+  std::string_view name;  ///< without _fwd, _bwd and _step
   std::string_view doc;
   LinearFamily family = LinearFamily::kScalarDecay;
   LinearGate gate = LinearGate::kNone;

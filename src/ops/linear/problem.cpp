@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 
 #include "core/fail.hpp"
 #include "core/validate.hpp"
@@ -61,12 +62,31 @@ int64_t check_cu_seqlens(std::string_view op, const TensorView& list, int64_t nu
   return longest;
 }
 
+/// Every sequence has a line of the states of its own.
+void check_slots(std::string_view op, const TensorView& slots, int64_t num_lines) {
+  std::map<int64_t, int64_t> owners;
+  for (int64_t b = 0; b < slots.shape[0]; ++b) {
+    const int64_t line = *reinterpret_cast<const int32_t*>(slots.at({b}));
+    if (line < 0 || line >= num_lines) {
+      fail(op, "state_slots[", b, "] is ", line, ", the states have ", num_lines, " lines");
+    }
+    const auto [owner, is_new] = owners.emplace(line, b);
+    if (!is_new) {
+      fail(op, "state_slots[", b, "] is ", line, ", and so is state_slots[", owner->second, "]");
+    }
+  }
+}
+
 void set_lengths(std::string_view op, const LinearArgs& args, const Sizes& sizes, bool has_data,
                  LinearProblem& problem) {
   problem.is_packed = bool(args.cu_seqlens);
+  const bool is_step = problem.pass == LinearPass::kStep;
   problem.batch_size = size_or(sizes, "batch_size", 0);
-  problem.max_seqlen = size_or(sizes, "seqlen", 0);
+  problem.max_seqlen = is_step ? 1 : size_or(sizes, "seqlen", 0);
   problem.num_rows = problem.batch_size * problem.max_seqlen;
+  if (is_step && args.state_slots && has_data && problem.device.type == DeviceType::kCpu) {
+    check_slots(op, args.state_slots, size_or(sizes, "num_lines", 0));
+  }
   if (!problem.is_packed) return;
   problem.num_rows = size_or(sizes, "total", 0);
   problem.max_seqlen = problem.num_rows;
@@ -94,15 +114,19 @@ void set_heads(const Sizes& sizes, LinearProblem& problem) {
 }
 
 void check_norm(std::string_view op, const LinearArgs& args, const LinearProblem& problem) {
-  if (problem.normalizer != LinearNormalizer::kNone) return;
-  const std::array<std::pair<const char*, const TensorView*>, 4> all = {
+  const bool is_normalized = problem.normalizer != LinearNormalizer::kNone;
+  const std::array<std::pair<const char*, const TensorView*>, 5> all = {
       std::pair{"initial_norm", &args.initial_states.norm},
       std::pair{"final_norm", &args.final_states.norm},
       std::pair{"dinitial_norm", &args.dinitial_states.norm},
       std::pair{"dfinal_norm", &args.dfinal_states.norm},
+      std::pair{"norm", &args.states.norm},
   };
   for (const auto& [name, tensor] : all) {
-    if (*tensor) fail(op, name, " is given without normalize");
+    if (*tensor && !is_normalized) fail(op, name, " is given without normalize");
+  }
+  if (problem.pass == LinearPass::kStep && is_normalized && !args.states.norm) {
+    fail(op, "norm is missing");
   }
 }
 

@@ -42,17 +42,19 @@ struct SharedRows {
   std::vector<Numbers> dk;
 };
 
-/// One state head of one sequence. `Derived` has
+/// One state head of one sequence. `Derived` has these members:
 ///
-///   Numbers initial_state() const;
-///   Numbers final_gradient() const;                                 ///< dS behind the last row
-///   void step(int64_t t, Numbers& state) const;                     ///< takes the state over row
-///   t void write_output(int64_t t, const Numbers& state) const; void store_final(const Numbers&
-///   state) const; void add_output_gradient(int64_t t, const Numbers& state, Numbers& dstate); void
-///   add_step_gradient(int64_t t, const Numbers& before, Numbers& dstate); void
-///   store_gradients(const Numbers& dstate) const;              ///< dS before the first row
+/// - `Numbers initial_state() const`;
+/// - `Numbers final_gradient() const`: the gradient of the state behind the last row;
+/// - `void step(t, Numbers& state) const`: takes the state over row t;
+/// - `void write_output(t, const Numbers& state) const`;
+/// - `void store_final(const Numbers& state) const`;
+/// - `void add_output_gradient(t, const Numbers& state, Numbers& dstate)`;
+/// - `void add_step_gradient(t, const Numbers& before, Numbers& dstate)`: `dstate`, the gradient of
+///   the state behind row t, becomes that of the state before it;
+/// - `void store_gradients(const Numbers& dstate) const`: with that before the first row.
 ///
-/// and reads the state behind a row, or before it where the op says so.
+/// Outputs read the state behind their row, or before it where the op says so.
 template <class Derived>
 class RecurrentHead {
  public:

@@ -26,7 +26,8 @@ struct OpImplementations {
 
 std::unique_ptr<OpImplementations> make_implementations(const LinearOp& op, LinearPass pass) {
   auto made = std::make_unique<OpImplementations>();
-  made->list = cpu_linear_implementations(op.family, pass);
+  // A step is a forward of one row, and has no kernels of its own.
+  if (pass != LinearPass::kStep) made->list = cpu_linear_implementations(op.family, pass);
   made->list.push_back(linear_reference(op.family, pass));
   // Views of the names follow once none of them moves any more.
   for (const LinearImplementation& each : made->list) {
@@ -69,6 +70,15 @@ std::string to_string(const LinearPlan& plan) {
 }
 
 LinearImplementation linear_reference(LinearFamily family, LinearPass pass) {
+  if (pass == LinearPass::kStep) {
+    LinearImplementation step = linear_reference(family, LinearPass::kForward);
+    step.launch = [](const LinearProblem& problem, const LinearPlan&, const LinearArgs& args,
+                     const Context& context) {
+      launch_step(linear_reference(problem.op->family, LinearPass::kForward), problem, args,
+                  context);
+    };
+    return step;
+  }
   switch (family) {
     case LinearFamily::kScalarDecay:
       break;

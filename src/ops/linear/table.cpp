@@ -30,6 +30,7 @@ constexpr std::array kDims = {
     DimSpec{"num_heads_v", "hv", "num_heads"},
     DimSpec{"num_slots", "m", ""},
     DimSpec{"num_groups", "", ""},
+    DimSpec{"num_lines", "lines", "batch_size"},
     DimSpec{"total", "", ""},
 };
 
@@ -49,20 +50,25 @@ struct Rows {
 
 class TableMaker {
  public:
-  TableMaker(const LinearOp& op, LinearPass pass)
-      : op_(op), is_backward_(pass == LinearPass::kBackward) {}
+  TableMaker(const LinearOp& op, LinearPass pass) : op_(op), pass_(pass) {}
 
   std::vector<TensorSpec> rows() {
     for (const LinearInput& input : op_.inputs) add_input(input);
-    add({"cu_seqlens", Direction::kIn, false, "batch_size+1", "i32", "",
-         "first row of each packed sequence", Fill::kLengths,
-         tensor_access<LinearArgs, &LinearArgs::cu_seqlens>});
-    for (const LinearState& state : op_.states) add_initial(state);
-    if (is_backward_) {
+    if (pass_ == LinearPass::kStep) {
+      add_in_place();
+    } else {
+      add({"cu_seqlens", Direction::kIn, false, "batch_size+1", "i32", "",
+           "first row of each packed sequence", Fill::kLengths,
+           tensor_access<LinearArgs, &LinearArgs::cu_seqlens>});
+      for (const LinearState& state : op_.states) add_initial(state);
+    }
+    if (pass_ == LinearPass::kBackward) {
       add_backward();
     } else {
       add({"out", Direction::kOut, true, timed(op_.out_shape), like_first() + " f32", "",
            "the result", Fill::kNormal, tensor_access<LinearArgs, &LinearArgs::out>});
+    }
+    if (pass_ == LinearPass::kForward) {
       for (const LinearState& state : op_.states) {
         add_state("final_", state, Direction::kOut, state.access_final, "behind the last row");
       }
@@ -95,20 +101,35 @@ class TableMaker {
     rows_.push_back(spec);
   }
 
-  static std::string timed(std::string_view shape) {
+  std::string timed(std::string_view shape) const {
     const std::string tail(shape);
+    if (pass_ == LinearPass::kStep) return "batch_size " + tail;
     return "@cu_seqlens: total " + tail + "; batch_size seqlen " + tail;
   }
 
   std::string like_first() const { return "=" + std::string(op_.inputs.front().name); }
 
-  static std::string shape_of(const LinearInput& input) {
+  std::string shape_of(const LinearInput& input) const {
     return input.is_timed ? timed(input.shape) : std::string(input.shape);
   }
 
   void add_input(const LinearInput& input) {
     add({std::string(input.name), Direction::kIn, input.required, shape_of(input),
          std::string(input.dtypes), "", std::string(input.doc), input.fill, input.access});
+  }
+
+  void add_in_place() {
+    add({"state_slots", Direction::kIn, false, "batch_size", "i32", "",
+         "line of the states that a sequence has", Fill::kPermutation,
+         tensor_access<LinearArgs, &LinearArgs::state_slots>});
+    for (const LinearState& state : op_.states) {
+      const std::string tail(state.shape);
+      // The norm may be there under an option, which is asked for with the problem.
+      const bool is_required = op_.is_always_normalized || state.name != "norm";
+      add({std::string(state.name), Direction::kInOut, is_required,
+           "@state_slots: num_lines " + tail + "; batch_size " + tail, std::string(kStateDtypes),
+           "", std::string(state.doc) + ", changed in place", state.fill, state.access_in_place});
+    }
   }
 
   void add_initial(const LinearState& state) {
@@ -119,7 +140,7 @@ class TableMaker {
                  TensorAccess access, const std::string& when) {
     add({prefix + std::string(state.name), direction, false,
          "batch_size " + std::string(state.shape), std::string(kStateDtypes), "",
-         std::string(state.doc) + " " + when, Fill::kNormal, access});
+         std::string(state.doc) + " " + when, state.fill, access});
   }
 
   void add_backward() {
@@ -148,7 +169,7 @@ class TableMaker {
   }
 
   const LinearOp& op_;
-  bool is_backward_;
+  LinearPass pass_;
   std::vector<TensorSpec> rows_;
 };
 
@@ -179,7 +200,10 @@ std::vector<DimSpec> dims_of(std::span<const TensorSpec> rows) {
 }  // namespace
 
 std::string_view linear_op_name(const LinearOp& op, LinearPass pass) {
-  return kept(std::string(op.name) + (pass == LinearPass::kBackward ? "_bwd" : "_fwd"));
+  const char* suffix = pass == LinearPass::kForward    ? "_fwd"
+                       : pass == LinearPass::kBackward ? "_bwd"
+                                                       : "_step";
+  return kept(std::string(op.name) + suffix);
 }
 
 OpSpec linear_rows(const LinearOp& op, LinearPass pass) {
@@ -192,7 +216,10 @@ OpSpec linear_rows(const LinearOp& op, LinearPass pass) {
   rows.dims = dims_of(rows.tensors);
   OpSpec spec;
   spec.name = linear_op_name(op, pass);
-  spec.doc = pass == LinearPass::kBackward ? kept("gradients of " + std::string(op.doc)) : op.doc;
+  const std::string doc(op.doc);
+  spec.doc = op.doc;
+  if (pass == LinearPass::kBackward) spec.doc = kept("gradients of " + doc);
+  if (pass == LinearPass::kStep) spec.doc = kept(doc + ", one row of each sequence");
   spec.dims = rows.dims;
   spec.tensors = rows.tensors;
   spec.options = op.options;

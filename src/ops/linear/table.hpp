@@ -53,12 +53,13 @@ const OpSpec& linear_spec() {
   return spec;
 }
 
-/// Both tables of each op.
+/// All tables of each op.
 template <const LinearOp&... ops>
 std::vector<const OpSpec*> linear_specs_of() {
   std::vector<const OpSpec*> specs;
   (specs.insert(specs.end(), {&linear_spec<ops, LinearPass::kForward>(),
-                              &linear_spec<ops, LinearPass::kBackward>()}),
+                              &linear_spec<ops, LinearPass::kBackward>(),
+                              &linear_spec<ops, LinearPass::kStep>()}),
    ...);
   return specs;
 }

@@ -34,13 +34,23 @@ constexpr LinearOp kLinearAttention = {
     .options = kScaleNormalize,
 };
 
+// Decays that follow from the head's number: a state shared by several heads of q would have
+// several.
+constexpr std::array kSameHeadsInputs = {
+    kQueryInput,
+    linear_input<&T::k>("k", "num_heads head_dim", "=q", "keys"),
+    linear_input<&T::v>("v", "num_heads head_dim_v", "=q", "values"),
+};
+constexpr std::array kSameHeadsStates = {
+    linear_state<&S::state>("state", "num_heads head_dim head_dim_v", "state")};
+
 constexpr LinearOp kRetention = {
     .name = "retention",
     .doc = "retention, a constant decay for each head",
     .family = LinearFamily::kScalarDecay,
     .gate = LinearGate::kRetention,
-    .inputs = kPlainInputs,
-    .states = kPlainStates,
+    .inputs = kSameHeadsInputs,
+    .states = kSameHeadsStates,
     .out_shape = kQueryOut,
     .options = kScale,
 };
@@ -51,8 +61,8 @@ constexpr LinearOp kLightning = {
     .doc = "lightning attention, a constant decay for each head and layer",
     .family = LinearFamily::kScalarDecay,
     .gate = LinearGate::kLightning,
-    .inputs = kPlainInputs,
-    .states = kPlainStates,
+    .inputs = kSameHeadsInputs,
+    .states = kSameHeadsStates,
     .out_shape = kQueryOut,
     .options = kLightningOptions,
 };
@@ -96,8 +106,6 @@ constexpr std::array kMamba2Inputs = {
         .optional()
         .untimed(),
 };
-constexpr std::array kMamba2States = {
-    linear_state<&S::state>("state", "num_heads head_dim head_dim_v", "state")};
 constexpr std::array kMamba2Options = {kDtSoftplusOption, kDtMinOption, kDtMaxOption};
 constexpr LinearOp kMamba2 = {
     .name = "mamba2",
@@ -106,7 +114,7 @@ constexpr LinearOp kMamba2 = {
     .gate = LinearGate::kStep,
     .has_unit_scale = true,
     .inputs = kMamba2Inputs,
-    .states = kMamba2States,
+    .states = kSameHeadsStates,
     .out_shape = "num_heads head_dim_v",
     .options = kMamba2Options,
 };
@@ -157,11 +165,17 @@ void linear_attention_fwd(const LinearArgs& args, const Context& context) {
 void linear_attention_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kLinearAttention, LinearPass::kBackward>(args, context);
 }
+void linear_attention_step(const LinearArgs& args, const Context& context) {
+  call_linear<kLinearAttention, LinearPass::kStep>(args, context);
+}
 void retention_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kRetention, LinearPass::kForward>(args, context);
 }
 void retention_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kRetention, LinearPass::kBackward>(args, context);
+}
+void retention_step(const LinearArgs& args, const Context& context) {
+  call_linear<kRetention, LinearPass::kStep>(args, context);
 }
 void lightning_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kLightning, LinearPass::kForward>(args, context);
@@ -169,11 +183,17 @@ void lightning_fwd(const LinearArgs& args, const Context& context) {
 void lightning_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kLightning, LinearPass::kBackward>(args, context);
 }
+void lightning_step(const LinearArgs& args, const Context& context) {
+  call_linear<kLightning, LinearPass::kStep>(args, context);
+}
 void simple_gla_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kSimpleGla, LinearPass::kForward>(args, context);
 }
 void simple_gla_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kSimpleGla, LinearPass::kBackward>(args, context);
+}
+void simple_gla_step(const LinearArgs& args, const Context& context) {
+  call_linear<kSimpleGla, LinearPass::kStep>(args, context);
 }
 void mamba2_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kMamba2, LinearPass::kForward>(args, context);
@@ -181,17 +201,26 @@ void mamba2_fwd(const LinearArgs& args, const Context& context) {
 void mamba2_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kMamba2, LinearPass::kBackward>(args, context);
 }
+void mamba2_step(const LinearArgs& args, const Context& context) {
+  call_linear<kMamba2, LinearPass::kStep>(args, context);
+}
 void mlstm_exp_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kMlstmExp, LinearPass::kForward>(args, context);
 }
 void mlstm_exp_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kMlstmExp, LinearPass::kBackward>(args, context);
 }
+void mlstm_exp_step(const LinearArgs& args, const Context& context) {
+  call_linear<kMlstmExp, LinearPass::kStep>(args, context);
+}
 void mlstm_sig_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kMlstmSig, LinearPass::kForward>(args, context);
 }
 void mlstm_sig_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kMlstmSig, LinearPass::kBackward>(args, context);
+}
+void mlstm_sig_step(const LinearArgs& args, const Context& context) {
+  call_linear<kMlstmSig, LinearPass::kStep>(args, context);
 }
 
 }  // namespace flashtile

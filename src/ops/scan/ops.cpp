@@ -69,7 +69,7 @@ constexpr std::array kRwkv4Inputs = {
         .untimed(),
 };
 constexpr std::array kRwkv4States = {
-    linear_state<&S::state>("state", "3 num_channels", "alpha, beta, eps")};
+    linear_state<&S::state>("state", "3 num_channels", "alpha, beta, eps").filled(Fill::kPositive)};
 constexpr LinearOp kRwkv4 = {
     .name = "rwkv4",
     .doc = "RWKV-4, a weighted mean of each channel",
@@ -108,17 +108,26 @@ void hgrn_fwd(const LinearArgs& args, const Context& context) {
 void hgrn_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kHgrn, LinearPass::kBackward>(args, context);
 }
+void hgrn_step(const LinearArgs& args, const Context& context) {
+  call_linear<kHgrn, LinearPass::kStep>(args, context);
+}
 void mamba1_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kMamba1, LinearPass::kForward>(args, context);
 }
 void mamba1_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kMamba1, LinearPass::kBackward>(args, context);
 }
+void mamba1_step(const LinearArgs& args, const Context& context) {
+  call_linear<kMamba1, LinearPass::kStep>(args, context);
+}
 void rwkv4_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kRwkv4, LinearPass::kForward>(args, context);
 }
 void rwkv4_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kRwkv4, LinearPass::kBackward>(args, context);
+}
+void rwkv4_step(const LinearArgs& args, const Context& context) {
+  call_linear<kRwkv4, LinearPass::kStep>(args, context);
 }
 
 }  // namespace flashtile

@@ -88,17 +88,26 @@ void gla_fwd(const LinearArgs& args, const Context& context) {
 void gla_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kGla, LinearPass::kBackward>(args, context);
 }
+void gla_step(const LinearArgs& args, const Context& context) {
+  call_linear<kGla, LinearPass::kStep>(args, context);
+}
 void rwkv6_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kRwkv6, LinearPass::kForward>(args, context);
 }
 void rwkv6_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kRwkv6, LinearPass::kBackward>(args, context);
 }
+void rwkv6_step(const LinearArgs& args, const Context& context) {
+  call_linear<kRwkv6, LinearPass::kStep>(args, context);
+}
 void gsa_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kGsa, LinearPass::kForward>(args, context);
 }
 void gsa_bwd(const LinearArgs& args, const Context& context) {
   call_linear<kGsa, LinearPass::kBackward>(args, context);
+}
+void gsa_step(const LinearArgs& args, const Context& context) {
+  call_linear<kGsa, LinearPass::kStep>(args, context);
 }
 
 }  // namespace flashtile

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Extreme log decays in linear attention: resets leave nothing, weak ones keep everything, and no
+// exponential overflows.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/shape_spec.hpp"
+#include "op_runs.hpp"
+#include "support/attention_runs.hpp"
+#include "support/linear_problems.hpp"
+#include "support/tensor.hpp"
+
+namespace flashtile::test {
+namespace {
+
+constexpr int64_t kLength = 9;
+constexpr int64_t kReset = 5;
+
+void fill(const TensorView& tensor, double value) {
+  cli::from_numbers(std::vector<double>(static_cast<size_t>(tensor.numel()), value), tensor);
+}
+
+void run_by(const OpCall& call, const std::string& implementation) {
+  const cli::RunResult result = cli::run_forced(call, implementation, one_worker());
+  ASSERT_EQ(result.text, "") << implementation;
+}
+
+/// Sets all gates of row `t`; what reads the old state of low-rank updates is 0 there. False where
+/// the op has no gate.
+bool reset_at(const OpCall& call, int64_t t) {
+  const std::vector<std::string> gates = gate_names(call);
+  for (const std::string& name : gates) fill(call.tensor(name).sliced(1, t, t + 1), -kInf);
+  if (call.spec().find_tensor("a") != nullptr) fill(call.tensor("a").sliced(1, t, t + 1), 0);
+  return !gates.empty();
+}
+
+/// rwkv6 reads the state before the row, so that its output follows one row later.
+int64_t first_fresh_row(const OpCall& call) {
+  return call.spec().name.starts_with("rwkv6") ? kReset + 1 : kReset;
+}
+
+void a_reset_begins_anew(const LinearCase& one) {
+  const cli::OwnedCall call = linear_call(one.forward("b2:t9"));
+  if (!reset_at(call.call, kReset)) return;
+  // Large enough to show in any result that it reaches, small enough for float32.
+  for (const std::string& name : call.call.tensor_names()) {
+    if (name == "initial_state" || name == "initial_state_k" || name == "initial_norm") {
+      fill(call.call.tensor(name), 1e15);
+    }
+  }
+  for (const std::string& implementation : call.call.spec().implementations()) {
+    run_by(call.call, implementation);
+    cli::OwnedCall fresh = part_of(call.call, kReset, kLength);
+    for (const std::string& name : fresh.call.tensor_names()) {
+      if (name.starts_with("initial_") && name != "initial_max") fresh.call.set_tensor(name, {});
+    }
+    run_by(fresh.call, implementation);
+    const int64_t first = first_fresh_row(call.call);
+    const TensorView rows = time_slice(call.call, call.call.tensor("out"), first, kLength);
+    const TensorView want =
+        time_slice(call.call, fresh.call.tensor("out"), first - kReset, kLength - kReset);
+    double size = 0;
+    for (const double x : cli::to_numbers(want)) size = std::max(size, std::abs(x));
+    EXPECT_LT(max_difference(rows, want), 2e-5 * size) << implementation;
+    for (const std::string& name : call.call.tensor_names()) {
+      if (!name.starts_with("final_") || name == "final_max") continue;
+      size = 1e-30;
+      for (const double x : cli::to_numbers(fresh.call.tensor(name))) {
+        size = std::max(size, std::abs(x));
+      }
+      EXPECT_LT(max_difference(call.call.tensor(name), fresh.call.tensor(name)), 2e-5 * size)
+          << implementation << " " << name;
+    }
+  }
+}
+
+TEST(LinearGates, AResetBeginsAnew) { for_each_linear_case(a_reset_begins_anew); }
+
+void no_gradient_passes_a_reset(const LinearCase& one) {
+  const cli::OwnedCall call = linear_call(one.backward("b2:t9"));
+  if (!reset_at(call.call, kReset)) return;
+  // What rows before the reset give is not asked for.
+  fill(call.call.tensor("dout").sliced(1, 0, first_fresh_row(call.call)), 0);
+  for (const std::string& implementation : call.call.spec().implementations()) {
+    run_by(call.call, implementation);
+    for (const std::string& gate : gate_names(call.call)) {
+      const TensorView at_reset = call.call.tensor("d" + gate).sliced(1, kReset, kReset + 1);
+      for (const double x : cli::to_numbers(at_reset)) EXPECT_EQ(x, 0) << implementation << gate;
+    }
+    for (const std::string& name : call.call.tensor_names()) {
+      if (!call.call.writes(name)) continue;
+      const TensorView tensor = call.call.tensor(name);
+      if (name.starts_with("dinitial_")) {
+        for (const double x : cli::to_numbers(tensor)) EXPECT_EQ(x, 0) << implementation << name;
+      } else if (is_timed(call.call, name)) {
+        // Kernels may sum a gate's gradient from q.dq - k.dk of all later rows, whose rounding
+        // stays.
+        const std::vector<std::string> gates = gate_names(call.call);
+        const bool is_sum = std::find(gates.begin(), gates.end(), name.substr(1)) != gates.end();
+        double size = 0;
+        for (const double x : cli::to_numbers(tensor)) size = std::max(size, std::abs(x));
+        for (const double x : cli::to_numbers(tensor.sliced(1, 0, kReset))) {
+          EXPECT_LE(std::abs(x), is_sum ? 1e-6 * size : 0) << implementation << " " << name;
+        }
+      }
+      for (const double x : cli::to_numbers(tensor)) {
+        EXPECT_TRUE(std::isfinite(x)) << implementation << " " << name;
+      }
+    }
+  }
+}
+
+TEST(LinearGates, NoGradientPassesAReset) { for_each_linear_case(no_gradient_passes_a_reset); }
+
+/// Gates that alternate between keeping all, forgetting nearly all and forgetting all.
+void strong_gates_stay_finite(const LinearCase& one) {
+  for (const bool is_backward : {false, true}) {
+    const std::string lengths = "b1:t150";
+    const cli::OwnedCall call =
+        linear_call(is_backward ? one.backward(lengths) : one.forward(lengths));
+    const std::vector<std::string> gates = gate_names(call.call);
+    if (gates.empty()) return;
+    for (const std::string& name : gates) {
+      std::vector<double> values = cli::to_numbers(call.call.tensor(name));
+      constexpr double kGates[] = {-1e4, 0, -60, -kInf, -0.01, -200, -1e-9};
+      for (size_t i = 0; i < values.size(); ++i) values[i] = kGates[i % std::size(kGates)];
+      cli::from_numbers(values, call.call.tensor(name));
+    }
+    if (call.call.spec().find_tensor("a") != nullptr) fill(call.call.tensor("a"), 0);
+    for (const std::string& implementation : call.call.spec().implementations()) {
+      run_by(call.call, implementation);
+      for (const std::string& name : call.call.tensor_names()) {
+        if (!call.call.writes(name)) continue;
+        for (const double x : cli::to_numbers(call.call.tensor(name))) {
+          ASSERT_TRUE(std::isfinite(x)) << implementation << " " << name;
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearGates, StrongOnesStayFinite) { for_each_linear_case(strong_gates_stay_finite); }
+
+/// S and a sum of q.S over 10^5 rows, against a recurrence written down here.
+TEST(LinearGates, AHundredThousandRowsDoNotDrift) {
+  constexpr int64_t kRows = 100000;
+  const cli::OwnedCall call = linear_call("simple_gla_fwd:b1:hq1:t100000:d1:g:scale=1:final_state");
+  const std::vector<double> k = cli::to_numbers(call.call.tensor("k"));
+  const std::vector<double> v = cli::to_numbers(call.call.tensor("v"));
+  const std::vector<double> q = cli::to_numbers(call.call.tensor("q"));
+  std::vector<double> g = cli::to_numbers(call.call.tensor("g"));
+  for (double& x : g) x *= 1e-4;
+  cli::from_numbers(g, call.call.tensor("g"));
+  g = cli::to_numbers(call.call.tensor("g"));
+  std::vector<double> want;
+  double state = 0;
+  double size = 0;
+  for (size_t t = 0; t < kRows; ++t) {
+    state = std::exp(g[t]) * state + k[t] * v[t];
+    want.push_back(state * q[t]);
+    size = std::max(size, std::abs(want.back()));
+  }
+  for (const std::string& implementation : call.call.spec().implementations()) {
+    run_by(call.call, implementation);
+    const std::vector<double> out = cli::to_numbers(call.call.tensor("out"));
+    double error = 0;
+    for (size_t t = 0; t < kRows; ++t) error = std::max(error, std::abs(out[t] - want[t]));
+    EXPECT_LT(error, 1e-5 * size) << implementation;
+  }
+}
+
+/// Where heads share a state or a key: as if each had its own copy.
+void shared_heads_are_copies(const LinearCase& one) {
+  const cli::OwnedCall shared = linear_call(one.backward("b2:t7"));
+  const OpSpec& spec = shared.call.spec();
+  std::string few, text = one.backward("b2:t7");
+  for (const auto& [dim, from, to] :
+       {std::tuple{"num_heads_kv", ":hkv2", ":hkv4"}, std::tuple{"num_heads_v", ":hq4", ":hq8"},
+        std::tuple{"num_groups", ":num_groups=2", ":num_groups=4"}}) {
+    if (spec.find_dim(dim) == nullptr || text.find(from) == std::string::npos) continue;
+    few = std::string(dim) == "num_heads_v" ? "num_heads" : dim;
+    text.replace(text.find(from), std::string(from).size(), to);
+    break;
+  }
+  if (few.empty()) return;
+  const auto axis_of = [&](const std::string& name) {
+    for (const ShapeForm& form : parse_shape(spec.find_tensor(name)->shape)) {
+      if (form.ndim != shared.call.tensor(name).ndim) continue;
+      for (int d = 0; d < form.ndim; ++d) {
+        if (form.entries[static_cast<size_t>(d)].name == few) return d;
+      }
+    }
+    return -1;
+  };
+  const cli::OwnedCall copies = linear_call(text);
+  for (const std::string& name : shared.call.tensor_names()) {
+    if (shared.call.writes(name)) continue;
+    const int axis = axis_of(name);
+    const TensorView from = shared.call.tensor(name), to = copies.call.tensor(name);
+    if (axis < 0 || from.shape[static_cast<size_t>(axis)] == to.shape[static_cast<size_t>(axis)]) {
+      cli::from_numbers(cli::to_numbers(from), to);
+      continue;
+    }
+    for (int64_t h = 0; h < to.shape[static_cast<size_t>(axis)]; ++h) {
+      cli::from_numbers(cli::to_numbers(from.sliced(axis, h / 2, h / 2 + 1)),
+                        to.sliced(axis, h, h + 1));
+    }
+  }
+  // The state's own gradient arrives once at a shared state, and at one of its copies.
+  for (const std::string& implementation : spec.implementations()) {
+    for (const std::string& name : copies.call.tensor_names()) {
+      if (!name.starts_with("dfinal_") || axis_of(name) < 0) continue;
+      for (int64_t h = 1; h < copies.call.tensor(name).shape[1]; h += 2) {
+        fill(copies.call.tensor(name).sliced(1, h, h + 1), 0);
+      }
+    }
+    run_by(shared.call, implementation);
+    run_by(copies.call, implementation);
+    for (const std::string& name : shared.call.tensor_names()) {
+      if (!shared.call.writes(name)) continue;
+      const int axis = axis_of(name);
+      const std::vector<double> got = cli::to_numbers(shared.call.tensor(name));
+      double size = 1e-30;
+      for (const double x : got) size = std::max(size, std::abs(x));
+      if (axis < 0) {
+        EXPECT_LT(max_difference(shared.call.tensor(name), copies.call.tensor(name)), 2e-5 * size)
+            << implementation << " " << name;
+        continue;
+      }
+      const TensorView sums = shared.call.tensor(name), parts = copies.call.tensor(name);
+      for (int64_t h = 0; h < sums.shape[static_cast<size_t>(axis)]; ++h) {
+        const std::vector<double> sum = cli::to_numbers(sums.sliced(axis, h, h + 1));
+        const std::vector<double> a = cli::to_numbers(parts.sliced(axis, 2 * h, 2 * h + 1));
+        const std::vector<double> b = cli::to_numbers(parts.sliced(axis, 2 * h + 1, 2 * h + 2));
+        for (size_t i = 0; i < sum.size(); ++i) {
+          EXPECT_NEAR(sum[i], a[i] + b[i], 2e-5 * size) << implementation << " " << name;
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearHeads, SharedOnesAreCopies) { for_each_linear_case(shared_heads_are_copies); }
+
+}  // namespace
+}  // namespace flashtile::test
