@@ -130,6 +130,9 @@ std::vector<Variant> variants_of(int64_t dim) {
             changed(base, " static", is_static),
             changed(zero, " no-turns", no_turns),
             changed(zero, " 8MB", small_section),
+            {"2x64 zero, 4 stages", tiling(128, 2, 64, 4, kZero, 40, 232)},
+            changed({"3x64 zero, 3 stages", tiling(128, 3, 64, 3, kZero, 32, 160)}, " q-shared",
+                    [](cuda::Sm90Tiling& t) { t.query_in_registers = t.holds_back = false; }),
             changed(zero, " static 8MB", small_static)};
   }
   const Variant zero = {"2x64 zero", tiling(256, 2, 64, 2, kZero, 40, 232)};

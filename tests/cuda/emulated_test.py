@@ -63,6 +63,7 @@ PROBLEMS = {
 HOPPER_PROBLEMS = [
     "attention_fwd:b1:hq2:sq300:sk200:d64:lse:bf16",
     "attention_fwd:b2:hq4:hkv2:sq150:sk150:d128:causal:lse:bf16",
+    "attention_fwd:b2:hq4:hkv2:sq300:sk330:d64:causal:lse:bf16",
     "attention_fwd:b1:hq2:sq130:sk300:d128:causal:alibi_slopes[hq]:max_logit:lse:f16",
     "attention_fwd:b1:hq1:sq200:sk60:d96:causal:sink:max_logit:lse:bf16",
     "attention_fwd:b1:hq2:sq100:sk400:d128:softmax_scale=40:lse:bf16",

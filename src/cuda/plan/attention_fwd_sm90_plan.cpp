@@ -200,12 +200,17 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   const bool follows = tiling.reference == Sm90Reference::kMaximum;
   // Registers for more than an exponential of each score.
   const bool is_heavy = is_general(flags) || flags.has_softcap || problem.dropout.is_on;
+  const bool is_bare = !flags.has_options && !flags.has_block_map();
   const bool finds_pages = problem.page_size > 0;
   if (largest <= 64) {
     const bool has_room = !finds_pages && !is_heavy;
     shape.num_warpgroups = is_short && has_room ? 4 : 3;
     shape.block_n = is_short || !has_room ? 64 : 128;
     shape.num_stages = shape.block_n == 64 ? 4 : 2;
+    if (tiling.reference == Sm90Reference::kFirstBlock && is_short && is_bare &&
+        problem.window_right) {
+      tiling.reference = Sm90Reference::kZero;
+    }
     tiling.copy_registers = finds_pages ? 56 : 32;
     tiling.compute_registers = finds_pages ? 152 : shape.num_warpgroups == 4 ? 112 : 160;
     return tiling;
@@ -216,7 +221,6 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
     if (is_general(flags) || flags.has_softcap) shape.block_n = 64;
     tiling.query_in_registers = !is_heavy;
     tiling.holds_back = !follows && !is_heavy;
-    const bool is_bare = !flags.has_options && !flags.has_block_map();
     if (!follows && is_short && is_bare) tiling.reference = Sm90Reference::kZero;
     return tiling;
   }

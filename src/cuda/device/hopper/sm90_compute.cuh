@@ -31,14 +31,22 @@ struct Sm90Compute {
   /// before their keys are there and the text is short.
   static constexpr bool kHasPlainLoop =
       !kFollows && !Config::kIsMapped && !Scores::Kind::kIsCapped && !Config::kHasDropout;
+  /// Below a diagonal the last blocks of a tile hold nothing for its first rows.
+  static constexpr bool kPassesOver = Config::kHasDiagonal && !Config::kHasChunk &&
+                                      !Config::kIsMapped &&
+                                      (Config::kNumWarpgroups - 1) * 64 >= kBlockN;
+  static_assert(!kPassesOver || Config::kNumQueryBuffers == 1 ||
+                    (Config::kNumWarpgroups - 1) * 64 <= (Config::kNumStages - 1) * kBlockN,
+                "blocks that are passed over find stages beside the values that are still needed");
   using ScoreProduct = WarpgroupProduct<Config::kElement, kBlockN>;
   using ValueProduct = WarpgroupProduct<Config::kElement, kHeadDimV>;
 
   const Sm90ForwardParams& params;
   Memory memory;
   Sm90TileReader<Config> reader;
-  int group;            ///< of the warpgroups that compute
-  uint32 num_keys = 0;  ///< key blocks whose products have been started
+  int group;              ///< of the warpgroups that compute
+  uint32 num_keys = 0;    ///< key blocks whose products have been started, or passed over
+  uint32 num_passed = 0;  ///< passed over since the block that weights are of
   uint32 num_tiles = 0;
 
   Sm90Tile tile;
@@ -149,7 +157,9 @@ struct Sm90Compute {
       first_of_tile = keys.begin_of_blocks();
     }
     end_of_plain = tile.kind == kTileToRedo ? 0 : plain / kBlockN;
-    if constexpr (!Config::kIsMapped) n_block = keys.end_of_blocks() - 1;
+    if constexpr (!Config::kIsMapped) {
+      n_block = kPassesOver ? keys.first_block_of(group) : keys.end_of_blocks() - 1;
+    }
     softmax.reset(kFollows || Config::kReference == Sm90Reference::kFirstBlock ||
                   tile.kind == kTileToRedo);
     rules.start_tile(tile);
@@ -189,16 +199,19 @@ struct Sm90Compute {
   FLASHTILE_DEVICE void wait_for_keys() const {
     wait(memory.key_full(num_keys % Memory::kStages), num_keys / Memory::kStages % 2);
   }
-  /// Of the block before the one whose keys are next (`behind` 1), or are under way (2).
+  /// The block before the one whose keys are next (`behind` 1), or are under way (2).
+  FLASHTILE_DEVICE uint32 value_number(uint32 behind) const {
+    return num_keys - behind - (kPassesOver ? num_passed : 0);
+  }
   FLASHTILE_DEVICE void wait_for_values(uint32 behind) const {
-    const uint32 number = num_keys - behind;
+    const uint32 number = value_number(behind);
     wait(memory.value_full(number % Memory::kStages), number / Memory::kStages % 2);
   }
   FLASHTILE_DEVICE void release_keys() const {
     arrive_if(memory.key_free((num_keys - 1) % Memory::kStages), lane_idx() == 0);
   }
   FLASHTILE_DEVICE void release_values(uint32 behind) const {
-    arrive_if(memory.value_free((num_keys - behind) % Memory::kStages), lane_idx() == 0);
+    arrive_if(memory.value_free(value_number(behind) % Memory::kStages), lane_idx() == 0);
   }
 
   /// Starts the products of the next key block.
@@ -226,7 +239,7 @@ struct Sm90Compute {
   /// Starts adding the values of the block before the `behind`th last.
   FLASHTILE_DEVICE void start_values(uint32 behind) {
     const OperandAddress values =
-        OperandAddress::of_columns(memory.values((num_keys - behind) % Memory::kStages),
+        OperandAddress::of_columns(memory.values(value_number(behind) % Memory::kStages),
                                    static_cast<uint32>(kShape.key_chunk_bytes()));
     FLASHTILE_UNROLL
     for (int step = 0; step < kBlockN / 16; ++step) {
@@ -370,6 +383,26 @@ struct Sm90Compute {
     pin(acc);
     pin(weights);
     release_values(behind);
+    num_passed = 0;
+  }
+
+  /// Blocks at the end of a tile of which no row of the warpgroup sees a key.
+  FLASHTILE_DEVICE void pass_over(const Sm90Tile& next) {
+    if constexpr (!kPassesOver) return;
+    const Keys keys = keys_of(next);
+    FLASHTILE_NO_UNROLL
+    for (int i = keys.end_of_blocks() - 1 - keys.first_block_of(group); i > 0; --i) {
+      wait_for_keys();
+      take_turn();
+      pass_turn();
+      const uint32 stage = num_keys % Memory::kStages;
+      const uint32 parity = num_keys / Memory::kStages % 2;
+      ++num_keys;
+      ++num_passed;
+      release_keys();
+      wait(memory.value_full(stage), parity);
+      arrive_if(memory.value_free(stage), lane_idx() == 0);
+    }
   }
 
   /// Ends a basic block, so that the assembler cannot move a wait for products in front of what
@@ -392,7 +425,9 @@ struct Sm90Compute {
   /// The first key block of a tile, with nothing beside it.
   FLASHTILE_DEVICE void first_block(const Sm90Tile& first) {
     take_queries();
+    pass_over(first);
     multiply<false>([&] { start_tile(first); });
+    num_passed = 0;
     float factors[2];
     weigh<true>(true, factors);
     end_first_block();
@@ -421,7 +456,10 @@ struct Sm90Compute {
   FLASHTILE_DEVICE void careful_block(bool is_first, const Sm90Tile& next) {
     const uint32 old_buffer = query_buffer();
     if constexpr (Config::kNumQueryBuffers > 1) {
-      if (is_first) take_queries();
+      if (is_first) {
+        take_queries();
+        pass_over(next);
+      }
     }
     Softmax old;
     Sm90Tile old_tile;

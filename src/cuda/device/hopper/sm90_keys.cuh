@@ -70,8 +70,10 @@ struct Sm90Keys {
   }
 
   /// One past the last key block that the tile visits; every tile visits one at least.
-  FLASHTILE_DEVICE int end_of_blocks() const {
-    int num_keys = end(first_row() + kBlockM - 1);
+  FLASHTILE_DEVICE int end_of_blocks() const { return end_of_blocks(kBlockM - 1); }
+  /// The same of its rows up to one.
+  FLASHTILE_DEVICE int end_of_blocks(int last_row) const {
+    int num_keys = end(first_row() + last_row);
     if (num_keys < 1) num_keys = 1;
     return (num_keys + kBlockN - 1) / kBlockN;
   }
@@ -81,6 +83,12 @@ struct Sm90Keys {
     const int begin_of_tile = begin(first_row()) / kBlockN;
     const int last = end_of_blocks() - 1;
     return begin_of_tile < last ? begin_of_tile : last;
+  }
+  /// The block with which a warpgroup begins: those behind it hold no key that its rows see.
+  FLASHTILE_DEVICE int first_block_of(int group) const {
+    const int last = end_of_blocks(group * 64 + 63) - 1;
+    if constexpr (!kHasBegin) return last;
+    return last < begin_of_blocks() ? begin_of_blocks() : last;
   }
 };
 
