@@ -8,7 +8,9 @@ On a GPU calls are only put in the stream's queue. The best of several rounds co
 """
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -63,6 +65,36 @@ def torch_calls(device):
          lambda: torch.nn.functional.scaled_dot_product_attention(*[heads_first] * 3))
 
 
+def flash_attn_calls(device):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "shim"))
+    try:
+        import torch
+        import flash_attn
+    except ImportError:
+        return
+    x = torch.zeros(1, 1, 1, 8, device=device, dtype=torch.bfloat16)
+    used = torch.ones(1, dtype=torch.int32, device=device)
+    name = "flash_attn" if "flashtile" in flash_attn.__version__ else "another flash_attn"
+    show(f"{name}: flash_attn_func", lambda: flash_attn.flash_attn_func(x, x, x))
+    show(f"{name}: flash_attn_with_kvcache",
+         lambda: flash_attn.flash_attn_with_kvcache(x, x, x, cache_seqlens=used))
+
+
+def jax_calls():
+    try:
+        import jax
+        import flashtile.jax
+    except ImportError:
+        print("no JAX")
+        return
+    x = jax.numpy.zeros((1, 1, 1, 8))
+    ours = jax.jit(flashtile.jax.attention)
+    theirs = jax.jit(jax.nn.dot_product_attention)
+    show("JAX: flashtile.jax inside jit", lambda: ours(x, x, x).block_until_ready())
+    show("JAX: its dot_product_attention inside jit",
+         lambda: theirs(x, x, x).block_until_ready())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -70,6 +102,9 @@ def main():
     if device == "cpu":
         numpy_calls()
     torch_calls(device)
+    flash_attn_calls(device)
+    if device == "cpu":
+        jax_calls()
 
 
 if __name__ == "__main__":

@@ -234,9 +234,9 @@ nb::tuple Op::run(nb::tuple tensors, nb::tuple options, nb::object families, nb:
   Call call(*spec_);
   prepare(call, tensors, options, families, results, dtypes, implementation, max_workers);
   if (call.device.type == DeviceType::kCuda) {
-    const Explanation explanation = call.op_call.explain(call.context);
-    if (!explanation.chosen.empty() && explanation.workspace_bytes > 0) {
-      const int64_t bytes = explanation.workspace_bytes + kWorkspaceAlignment;
+    const int64_t needed = call.op_call.workspace_bytes(call.context);
+    if (needed > 0) {
+      const int64_t bytes = needed + kWorkspaceAlignment;
       call.workspace = new_array(call.like, call.device, std::span(&bytes, 1), DType::kU8);
       call.context.workspace = call.views.view(call.workspace, "workspace", true).data;
       call.context.workspace_bytes = static_cast<size_t>(bytes);

@@ -156,7 +156,7 @@ void run(const xla::CallFrame& frame, const GpuCall* gpu) {
   context.implementation = std::string(attribute(frame.attributes, "implementation"));
   if (gpu != nullptr) {
     context.stream = gpu->stream();
-    const int64_t bytes = call.explain(context).workspace_bytes;
+    const int64_t bytes = call.workspace_bytes(context);
     if (bytes > 0) {
       context.workspace_bytes = static_cast<size_t>(bytes) + kMemoryAlignment;
       context.workspace = gpu->allocate(context.workspace_bytes);

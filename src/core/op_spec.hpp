@@ -124,6 +124,9 @@ struct OpSpec {
   /// Optional: the GPU kernels that a call would launch, with tensors that need no memory. Throws
   /// Error where no implementation takes it.
   std::vector<KernelChoice> (*kernels)(const void* args, const Context& context) = nullptr;
+  /// Optional: Explanation::workspace_bytes of a call that is to run, without the texts. Throws
+  /// Error where no implementation takes it.
+  int64_t (*workspace_bytes)(const void* args, const Context& context) = nullptr;
 
   const DimSpec* find_dim(std::string_view dim) const;
   /// The row for a tensor name; family rows match any suffix ("aux.table" finds "aux.*").
@@ -167,6 +170,11 @@ class OpCall {
 
   void run(const Context& context) const { spec_->run(args_.get(), context); }
   Explanation explain(const Context& context) const { return spec_->explain(args_.get(), context); }
+  /// Bytes that Context::workspace of the call needs.
+  int64_t workspace_bytes(const Context& context) const {
+    if (spec_->workspace_bytes == nullptr) return explain(context).workspace_bytes;
+    return spec_->workspace_bytes(args_.get(), context);
+  }
   /// The GPU kernels that the call would launch; none for an op that has no such kernel.
   std::vector<KernelChoice> kernels(const Context& context) const {
     if (spec_->kernels == nullptr) return {};

@@ -34,6 +34,8 @@ class DeviceCall {
     context_.workspace_bytes = workspace_.size();
   }
   void run() const { call_.run(context_); }
+  const OpCall& call() const { return call_; }
+  Context& context() { return context_; }
 
  private:
   OpCall call_;
@@ -65,6 +67,19 @@ TEST_F(FakeAttention, WarmupLeavesNothingForTheCall) {
   ASSERT_FALSE(state_.launches.empty());
   EXPECT_TRUE(state_.launches[0].function.starts_with("attention_fwd_"));
   EXPECT_EQ(state_.num_stream_waits, 0);
+}
+
+TEST_F(FakeAttention, WorkspaceIsThatOfExplain) {
+  DeviceCall device_call("attention_bwd:b1:hq2:sq100:d32:mask='k_idx % 2 == 0':deterministic:bf16");
+  const int64_t needed = device_call.call().workspace_bytes(device_call.context());
+  EXPECT_GT(needed, 0);
+  EXPECT_EQ(needed, device_call.call().explain(device_call.context()).workspace_bytes);
+  EXPECT_TRUE(state_.launches.empty());
+  device_call.context().workspace_bytes = static_cast<size_t>(needed) + 255;
+  device_call.run();
+  EXPECT_FALSE(state_.launches.empty());
+  DeviceCall refused("attention_fwd:b1:hq1:sq4:d8:f64");
+  EXPECT_THROW(refused.call().workspace_bytes(refused.context()), Error);
 }
 
 TEST_F(FakeAttention, TensorsSayTheDevice) {

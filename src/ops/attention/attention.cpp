@@ -71,17 +71,21 @@ void launch(const PreparedCall& call, const AttentionArgs& args, const Context& 
   call.implementation->launch(call.problem, call.plan, args, placed);
 }
 
-/// Calls come by the thousand, and planning one takes longer than launching it.
-void run_on_gpu(const AttentionArgs& args, bool is_backward, const Context& context) {
+CallMemory& calls_of_this_thread() {
   thread_local CallMemory memory;
+  return memory;
+}
+
+/// What use(call) gives. Calls come by the thousand, and planning one takes longer than launching
+/// it; a call that was asked for its workspace is planned when it runs.
+template <class Use>
+auto with_gpu_call(const AttentionArgs& args, bool is_backward, const Context& context, Use use) {
+  CallMemory& memory = calls_of_this_thread();
   CallKey key(args, is_backward, context);
-  if (const PreparedCall* call = memory.find(key, args)) {
-    launch(*call, args, context);
-    return;
-  }
+  if (const PreparedCall* call = memory.find(key, args)) return use(*call);
   PreparedCall call = prepare(args, is_backward, context);
-  launch(call, args, context);
-  if (key.may_be_kept) memory.keep(std::move(key), std::move(call));
+  if (!key.may_be_kept) return use(call);
+  return use(memory.keep(std::move(key), std::move(call)));
 }
 
 AttentionArgs make_args(const TensorView& q, const TensorView& k, const TensorView& v,
@@ -122,7 +126,8 @@ void run_checked(const AttentionArgs& args, bool is_backward, const Context& con
   }
   if (args.q) check_context(op, args.q.device, context);
   if (args.q.device.type == DeviceType::kCuda) {
-    run_on_gpu(args, is_backward, context);
+    with_gpu_call(args, is_backward, context,
+                  [&](const PreparedCall& call) { launch(call, args, context); });
     return;
   }
   const PreparedCall call = prepare(args, is_backward, context);
@@ -154,6 +159,20 @@ std::vector<std::string> attention_implementation_names(bool is_backward, Device
 void run_attention(const AttentionArgs& args, bool is_backward, const Context& context) {
   with_memory_errors(out_of_memory_of(is_backward),
                      [&] { run_checked(args, is_backward, context); });
+}
+
+int64_t attention_workspace_bytes(const AttentionArgs& args, bool is_backward,
+                                  const Context& context) {
+  return with_memory_errors(out_of_memory_of(is_backward), [&] {
+    const std::string_view op = attention_op_name(is_backward);
+    const auto bytes = [&](const PreparedCall& call) {
+      return call.plan.bytes_for(op, num_workers_of(context));
+    };
+    if (args.q) check_context(op, args.q.device, context);
+    return args.q.device.type == DeviceType::kCuda
+               ? with_gpu_call(args, is_backward, context, bytes)
+               : bytes(prepare(args, is_backward, context));
+  });
 }
 
 Explanation explain_attention(const AttentionArgs& args, bool is_backward, const Context& context) {

@@ -92,14 +92,15 @@ const PreparedCall* CallMemory::find(const CallKey& key, const AttentionArgs& ar
   return nullptr;
 }
 
-void CallMemory::keep(CallKey key, PreparedCall call) {
+const PreparedCall& CallMemory::keep(CallKey key, PreparedCall call) {
   auto entry = std::make_unique<Entry>(Entry{std::move(key), std::move(call)});
   if (entries_.size() < kMaxEntries) {
-    entries_.push_back(std::move(entry));
-    return;
+    return entries_.emplace_back(std::move(entry))->call;
   }
   entries_[oldest_] = std::move(entry);
+  const PreparedCall& kept = entries_[oldest_]->call;
   oldest_ = (oldest_ + 1) % kMaxEntries;
+  return kept;
 }
 
 }  // namespace flashtile

@@ -38,7 +38,8 @@ class CallMemory {
  public:
   /// Null where there was none; valid until the next call of keep().
   const PreparedCall* find(const CallKey& key, const AttentionArgs& args);
-  void keep(CallKey key, PreparedCall call);
+  /// Gives the call where it is kept.
+  const PreparedCall& keep(CallKey key, PreparedCall call);
 
  private:
   struct Entry {

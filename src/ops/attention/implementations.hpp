@@ -32,6 +32,9 @@ std::vector<std::string> attention_implementation_names(bool is_backward,
                                                         DeviceType device = DeviceType::kCpu);
 
 void run_attention(const AttentionArgs& args, bool is_backward, const Context& context);
+/// Explanation::workspace_bytes of a call that is to run; throws where no implementation takes it.
+int64_t attention_workspace_bytes(const AttentionArgs& args, bool is_backward,
+                                  const Context& context);
 Explanation explain_attention(const AttentionArgs& args, bool is_backward, const Context& context);
 
 /// The GPU kernels that the call would launch; none on the CPU.

@@ -293,6 +293,10 @@ OpSpec make_spec(std::string_view name, std::string_view doc, std::span<const Te
   spec.explain = [](const void* args, const Context& context) {
     return explain_attention(*static_cast<const AttentionArgs*>(args), is_backward, context);
   };
+  spec.workspace_bytes = [](const void* args, const Context& context) {
+    return attention_workspace_bytes(*static_cast<const AttentionArgs*>(args), is_backward,
+                                     context);
+  };
   spec.list_implementations = [](DeviceType device) {
     return attention_implementation_names(is_backward, device);
   };
