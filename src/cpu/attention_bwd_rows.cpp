@@ -63,8 +63,8 @@ void compute_head(const AttentionCall& call, const AttentionKernels& kernels,
   for (int64_t i = 0; i < sequence.seqlen_q; ++i) lse[i] = lse_in.element<float>(i);
   if (!stats->sums_delta) {
     const variant::PositionMask position = call.mask().position(sequence, head);
-    std::vector<void*> dout_addresses;
-    std::vector<void*> out_addresses;
+    thread_local std::vector<void*> dout_addresses;
+    thread_local std::vector<void*> out_addresses;
     visible_addresses(call, dout, args.dout.dtype, call.problem().head_dim_v, head, lse, position,
                       0, sequence.seqlen_q, &dout_addresses);
     row_addresses(out, 0, sequence.seqlen_q, &out_addresses);
@@ -145,8 +145,8 @@ void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,
   const Rows dout = query_rows(args.dout, sequence, head);
   const float* lse = stats.lse.data() + stats.index(sequence, head);
   const variant::PositionMask position = call.mask().position(sequence, head);
-  std::vector<void*> q_addresses;
-  std::vector<void*> dout_addresses;
+  thread_local std::vector<void*> q_addresses;
+  thread_local std::vector<void*> dout_addresses;
   visible_addresses(call, q, problem.dtype, problem.head_dim, head, lse, position, begin, end,
                     &q_addresses);
   visible_addresses(call, dout, args.dout.dtype, problem.head_dim_v, head, lse, position, begin,

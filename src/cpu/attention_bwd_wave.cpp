@@ -262,7 +262,7 @@ void BwdLaunch::go_over_keys(BwdWave& wave, const Wants& wants, const Fill& fill
         if (!wants(sequence, head, m)) return;
         HeadMask mask = member.masks[static_cast<size_t>(g)];
         const int64_t q_begin = m * shape_.block_m;
-        std::vector<BlockRun> key_runs;
+        thread_local std::vector<BlockRun> key_runs;
         mask.key_runs(q_begin, std::min(q_begin + shape_.block_m, sequence.seqlen_q),
                       shape_.block_n, &key_runs);
         const HeadRules rules(call_, sequence, head, mask);
@@ -323,7 +323,7 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
   const Sequence& sequence = *member.pair.sequence;
   const int64_t k_begin = n * shape_.block_n;
   const int64_t k_end = std::min(k_begin + shape_.block_n, sequence.seqlen_k);
-  std::vector<BlockRun> runs;
+  thread_local std::vector<BlockRun> runs;
   for (int64_t g = 0; g < shape_.group_size; ++g) {
     const int64_t head = call_.head_of(member.pair, g);
     HeadMask mask = member.masks[static_cast<size_t>(g)];
@@ -357,11 +357,12 @@ void BwdLaunch::store_queries(const BwdMember& member, int64_t g, int64_t m) con
   if (dq.data == nullptr) return;
   const int64_t begin = m * shape_.block_m;
   const int64_t end = std::min(begin + shape_.block_m, sequence.seqlen_q);
-  std::vector<const float*> parts;
+  thread_local std::vector<const float*> parts;
+  parts.clear();
   for (int64_t split = 0; split < shape_.num_splits; ++split) {
     parts.push_back(member.dq_of(shape_, split, g) + begin * shape_.dq_ld);
   }
-  std::vector<void*> rows;
+  thread_local std::vector<void*> rows;
   row_addresses(dq, begin, end, &rows);
   all_kernels_.store_rows({parts.data(), shape_.num_splits, shape_.dq_ld, end - begin,
                            problem_.head_dim, rows.data(), problem_.dtype,
@@ -376,7 +377,7 @@ void BwdLaunch::store_keys(const BwdMember& member, int64_t n) const {
     const KeyRows target = key_rows(tensor, args_, sequence, member.pair.head_kv);
     if (target.data == nullptr) return;
     const float* part = sums + begin * ld;
-    std::vector<void*> rows;
+    thread_local std::vector<void*> rows;
     row_addresses(target, begin, end, &rows);
     all_kernels_.store_rows({&part, 1, ld, end - begin, dim, rows.data(), problem_.dtype,
                              element_stride(target, problem_.dtype)});

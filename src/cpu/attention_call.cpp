@@ -147,12 +147,14 @@ bool pack_keys(const AttentionCall& call, void (*pack)(const PackRequest&), int6
   const AttentionArgs& args = call.args();
   const KeyRows k = key_rows(args.k, args, *pair.sequence, pair.head_kv);
   const KeyRows v = key_rows(args.v, args, *pair.sequence, pair.head_kv);
-  std::vector<void*> k_addresses;
-  std::vector<void*> v_addresses;
+  thread_local std::vector<void*> k_addresses;
+  thread_local std::vector<void*> v_addresses;
   row_addresses(k, begin, end, &k_addresses);
   row_addresses(v, begin, end, &v_addresses);
-  std::vector<float> k_scales;
-  std::vector<float> v_scales;
+  thread_local std::vector<float> k_scales;
+  thread_local std::vector<float> v_scales;
+  k_scales.clear();
+  v_scales.clear();
   if (problem.is_quantised) {
     const KeyScales of_k = key_scales(args.k_scale, args.k, args, *pair.sequence, pair.head_kv);
     const KeyScales of_v = key_scales(args.v_scale, args.v, args, *pair.sequence, pair.head_kv);

@@ -132,7 +132,8 @@ class HeadRules {
   int32_t guarded_score_error_ = 0;
 };
 
-/// Row addresses [begin, end) of rows that lie as `rows` says.
+/// Row addresses [begin, end) of rows that lie as `rows` says. Lists of a task are thread_local:
+/// each worker allocates them once.
 template <class AnyRows>
 void row_addresses(const AnyRows& rows, int64_t begin, int64_t end, std::vector<void*>* out) {
   out->clear();

@@ -134,8 +134,10 @@ class DecodeLaunch {
   }
   DecodeState part(const Sequence& sequence, int64_t head_kv, int64_t split) const;
   void make_tasks();
-  void attend(const Task& task, char* memory) const;
+  void attend(const Task& task, const Task* then, char* memory) const;
   void load_queries(const Task& task, float* q) const;
+  DecodeTile make_tile(const Task& task) const;
+  void find_first_rows(const Task& task, TileRows* rows) const;
   void make_rules(const Task& task, TaskRules* rules) const;
   void find_rows(const Task& task, int64_t k_begin, int64_t k_end, char* copies,
                  TileRows* rows) const;
@@ -203,10 +205,8 @@ void DecodeLaunch::find_rows(const Task& task, int64_t k_begin, int64_t k_end, c
   const KeyRows k = key_rows(args_.k, args_, *task.sequence, task.head_begin);
   const KeyRows v = key_rows(args_.v, args_, *task.sequence, task.head_begin);
   rows->num_keys = std::max<int64_t>(0, k_end - k_begin);
-  for (int64_t j = 0; j < rows->num_keys; ++j) {
-    rows->k[static_cast<size_t>(j)] = k.row(k_begin + j);
-    rows->v[static_cast<size_t>(j)] = v.row(k_begin + j);
-  }
+  k.addresses(k_begin, k_begin + rows->num_keys, rows->k.data());
+  v.addresses(k_begin, k_begin + rows->num_keys, rows->v.data());
   if (copies == nullptr) return;
   const auto bytes = static_cast<size_t>(dtype_bytes(problem_.k.dtype));
   const auto copy = [&](const char** row, int64_t stride, int64_t dim) {
@@ -258,7 +258,8 @@ bool DecodeLaunch::cover_tile(TaskRules& rules, const Task& task, int64_t k_begi
 void DecodeLaunch::load_queries(const Task& task, float* q) const {
   const Sequence& sequence = *task.sequence;
   const int64_t group = problem_.group_size();
-  std::vector<const void*> addresses;
+  thread_local std::vector<const void*> addresses;
+  addresses.clear();
   for (int64_t h = task.head_begin * group; h < task.head_end * group; ++h) {
     const Rows queries = query_rows(args_.q, sequence, h);
     for (int64_t i = 0; i < sequence.seqlen_q; ++i) addresses.push_back(queries.row(i));
@@ -269,7 +270,30 @@ void DecodeLaunch::load_queries(const Task& task, float* q) const {
        static_cast<int64_t>(addresses.size()), problem_.head_dim, problem_.head_dim_v, q, q_ld_});
 }
 
-void DecodeLaunch::attend(const Task& task, char* memory) const {
+/// What all tiles of a task have in common but their memory.
+DecodeTile DecodeLaunch::make_tile(const Task& task) const {
+  DecodeTile tile{};
+  tile.k_head_stride = head_stride(args_.k);
+  tile.v_head_stride = head_stride(args_.v);
+  tile.dtype = problem_.k.dtype;
+  tile.head_dim = problem_.head_dim;
+  tile.head_dim_v = problem_.head_dim_v;
+  tile.q_ld = q_ld_;
+  tile.out_ld = out_ld_;
+  tile.seqlen_q = task.sequence->seqlen_q;
+  tile.group_size = problem_.group_size();
+  tile.num_heads = task.head_end - task.head_begin;
+  return tile;
+}
+
+/// Rows of a task's first tile, to be fetched.
+void DecodeLaunch::find_first_rows(const Task& task, TileRows* rows) const {
+  const int64_t begin = task.split * kSplitKeys;
+  find_rows(task, begin, std::min(begin + kDecodeKeys, task.sequence->seqlen_k), nullptr, rows);
+}
+
+/// `then` is what this worker may do next: its first keys are fetched at the end.
+void DecodeLaunch::attend(const Task& task, const Task* then, char* memory) const {
   const Sequence& sequence = *task.sequence;
   const int64_t group = problem_.group_size();
   const int64_t rows = group * sequence.seqlen_q;
@@ -281,12 +305,15 @@ void DecodeLaunch::attend(const Task& task, char* memory) const {
   load_queries(task, q);
   TaskRules rules;
   make_rules(task, &rules);
-  std::vector<TileCover> cover(static_cast<size_t>(heads * group));
-  std::vector<const ScoreRules*> head_rules;
+  thread_local std::vector<TileCover> cover;
+  thread_local std::vector<const ScoreRules*> head_rules;
+  thread_local std::vector<DecodeHead> tile_heads;
+  cover.assign(static_cast<size_t>(heads * group), TileCover::kNone);
+  head_rules.clear();
+  tile_heads.resize(static_cast<size_t>(heads));
   for (int64_t i = 0; i < heads * group; ++i) {
     head_rules.push_back(rules.rules[static_cast<size_t>(has_own_rules_ ? i : 0)]->get());
   }
-  std::vector<DecodeHead> tile_heads(static_cast<size_t>(heads));
   for (int64_t n = 0; n < heads; ++n) {
     tile_heads[static_cast<size_t>(n)] = {false,
                                           true,
@@ -304,43 +331,33 @@ void DecodeLaunch::attend(const Task& task, char* memory) const {
   const auto copies_of = [&](int64_t k_begin) {
     return copies == nullptr ? nullptr : copies + k_begin / kDecodeKeys % 2 * copy_bytes;
   };
-  float* k_scales = nullptr;
-  float* v_scales = nullptr;
-  if (problem_.is_quantised) {
-    k_scales = cursor.take<float>(heads * kDecodeKeys);
-    v_scales = cursor.take<float>(heads * kDecodeKeys);
-  }
+  float* k_scales = problem_.is_quantised ? cursor.take<float>(heads * kDecodeKeys) : nullptr;
+  float* v_scales = problem_.is_quantised ? cursor.take<float>(heads * kDecodeKeys) : nullptr;
+  DecodeTile tile = make_tile(task);
+  tile.heads = tile_heads.data();
+  tile.k_scales = k_scales;
+  tile.v_scales = v_scales;
+  tile.scratch = scratch;
   find_rows(task, begin, std::min(begin + kDecodeKeys, end), copies_of(begin), &next);
   for (int64_t k_begin = begin; k_begin < end; k_begin += kDecodeKeys) {
     now = next;
     const int64_t k_end = k_begin + now.num_keys;
-    find_rows(task, k_end, std::min(k_end + kDecodeKeys, end), copies_of(k_begin + kDecodeKeys),
-              &next);
+    const int64_t next_end = std::min(k_end + kDecodeKeys, end);
+    find_rows(task, k_end, next_end, copies_of(k_begin + kDecodeKeys), &next);
+    if (k_end == end && then != nullptr && copies == nullptr) find_first_rows(*then, &next);
     if (!cover_tile(rules, task, k_begin, k_end, &cover, &tile_heads)) continue;
     if (problem_.is_quantised) {
       find_scales(task, args_.k_scale, args_.k, k_begin, now.num_keys, k_scales);
       find_scales(task, args_.v_scale, args_.v, k_begin, now.num_keys, v_scales);
     }
-    kernels_.decode_tile({now.k.data(),
-                          now.v.data(),
-                          next.k.data(),
-                          next.num_keys,
-                          head_stride(args_.k),
-                          head_stride(args_.v),
-                          problem_.k.dtype,
-                          k_begin,
-                          now.num_keys,
-                          problem_.head_dim,
-                          problem_.head_dim_v,
-                          q_ld_,
-                          out_ld_,
-                          sequence.seqlen_q,
-                          group,
-                          tile_heads.data(),
-                          heads,
-                          k_scales,
-                          v_scales,
-                          scratch});
+    tile.k_rows = now.k.data();
+    tile.v_rows = now.v.data();
+    tile.next_k_rows = next.k.data();
+    tile.next_v_rows = next.v.data();
+    tile.num_next = next.num_keys;
+    tile.k_begin = k_begin;
+    tile.num_keys = now.num_keys;
+    kernels_.decode_tile(tile);
     for (DecodeHead& head : tile_heads) head.is_first = head.is_first && !head.is_seen;
   }
   for (const DecodeHead& head : tile_heads) {
@@ -353,12 +370,17 @@ void DecodeLaunch::finish(const Pair& pair, float* max_logit) const {
   const int64_t group = problem_.group_size();
   const auto rows = static_cast<size_t>(group * sequence.seqlen_q);
   if (rows == 0) return;
-  std::vector<DecodeState> parts;
+  thread_local std::vector<DecodeState> parts;
+  thread_local std::vector<void*> out_rows;
+  thread_local std::vector<float> sinks, lse, highest;
+  parts.clear();
+  out_rows.clear();
+  sinks.clear();
+  lse.resize(rows);
+  highest.resize(rows);
   for (int64_t split = 0; split < num_splits(sequence); ++split) {
     parts.push_back(part(sequence, pair.head_kv, split));
   }
-  std::vector<void*> out_rows;
-  std::vector<float> sinks, lse(rows), highest(rows);
   for (int64_t g = 0; g < group; ++g) {
     const int64_t head = call_.head_of(pair, g);
     const Rows out = query_rows(args_.out, sequence, head);
@@ -393,8 +415,13 @@ void DecodeLaunch::run() {
   char* memory = cursor.take<char>(num_workers_ * worker_bytes_);
   parts_ = memory + cursor.used();
   make_tasks();
-  parallel_for(context_, static_cast<int64_t>(tasks_.size()), [&](int64_t task, int worker) {
-    attend(tasks_[static_cast<size_t>(task)], memory + worker * worker_bytes_);
+  const auto num_tasks = static_cast<int64_t>(tasks_.size());
+  parallel_for(context_, num_tasks, [&](int64_t task, int worker) {
+    // Tasks take about the same time, so that workers take turns.
+    const int64_t then = task + num_workers_;
+    attend(tasks_[static_cast<size_t>(task)],
+           then < num_tasks ? &tasks_[static_cast<size_t>(then)] : nullptr,
+           memory + worker * worker_bytes_);
   });
   const std::vector<Pair>& pairs = call_.pairs();
   const int64_t group = problem_.group_size();

@@ -192,13 +192,13 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   const int64_t q_begin = m * plan_.block_m;
   const int64_t q_end = std::min(q_begin + plan_.block_m, sequence.seqlen_q);
   HeadMask mask = member.masks[static_cast<size_t>(g)];
-  std::vector<BlockRun> runs;
+  thread_local std::vector<BlockRun> runs;
   mask.key_runs(q_begin, q_end, plan_.block_n, &runs);
 
   const Rows q = query_rows(args_.q, sequence, head);
   const Rows out = query_rows(args_.out, sequence, head);
-  std::vector<void*> q_addresses;
-  std::vector<void*> out_addresses;
+  thread_local std::vector<void*> q_addresses;
+  thread_local std::vector<void*> out_addresses;
   row_addresses(q, q_begin, q_end, &q_addresses);
   row_addresses(out, q_begin, q_end, &out_addresses);
   std::array<float, kBlockM> lse;

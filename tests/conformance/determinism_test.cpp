@@ -129,6 +129,21 @@ INSTANTIATE_TEST_SUITE_P(Problems, Determinism, testing::ValuesIn(kProblems),
                            return std::to_string(test.index) + "_" + test_name(test.param);
                          });
 
+/// Many short calls on all workers, whose tasks end in another order each time.
+TEST(ManyRuns, GiveTheSameBits) {
+  for (const char* text : {"attention_fwd:b3:hq4:hkv2:sq100:sk200:d64:causal:lse:bf16",
+                           "attention_fwd:b3:hq8:hkv2:sq1:sk2100:d64:lse:bf16",
+                           "attention_bwd:b3:hq4:hkv2:sq100:sk200:d64:causal:bf16"}) {
+    const cli::OwnedCall owned = random_problem_call(text);
+    const std::string implementation = owned.call.spec().implementations().front();
+    const cli::OwnedCall expected = run_on(owned, implementation, {});
+    for (int repeat = 0; repeat < 200; ++repeat) {
+      const cli::OwnedCall result = run_on(owned, implementation, {});
+      ASSERT_EQ(differing_outputs(expected.call, result.call), "") << text << ", run " << repeat;
+    }
+  }
+}
+
 /// A worker index is never used by two tasks at once, and stays below the limit.
 TEST(Executors, GetNoMoreWorkersThanTheContextAllows) {
   class Counting final : public Executor {

@@ -3,6 +3,7 @@
 // How much memory a call asks for: for no more rows than there are, and for no number that wraps.
 #include <gtest/gtest.h>
 
+#include "core/executor.hpp"
 #include "flashtile/error.hpp"
 #include "ops/attention/implementations.hpp"
 #include "support/attention_runs.hpp"
@@ -64,6 +65,28 @@ std::string fault_of(const std::string& problem) {
     return error.what();
   }
   return "";
+}
+
+/// Beyond outputs and gradients: 1 MiB, and for each thread at most twice one packed kv head; the
+/// backward adds dq partials in float32, at most four.
+TEST(Workspace, IsAFewPackedHeads) {
+  for (const int64_t seqlen : {int64_t{4096}, int64_t{65536}}) {
+    for (const int64_t head_dim : {int64_t{64}, int64_t{128}}) {
+      for (const std::string dtype : {"f32", "bf16"}) {
+        const std::string problem = ":b4:hq16:hkv4:causal:sq" + std::to_string(seqlen) + ":d" +
+                                    std::to_string(head_dim) + ":" + dtype;
+        const int64_t bytes_of_two = 2 * seqlen * head_dim * (dtype == "f32" ? 4 : 2);
+        const auto bytes = [&](const char* op) { return explain(op + problem).workspace_bytes; };
+        const int64_t workers = num_workers_of({});
+        constexpr int64_t kMiB = int64_t{1} << 20;
+        EXPECT_LE(bytes("attention_fwd"), kMiB + workers * 2 * bytes_of_two) << problem;
+        // Q and dO of the four heads of a group in the forms that products read, K and V likewise.
+        const int64_t sums = (4 * 4 + 2) * seqlen * head_dim * 4;
+        EXPECT_LE(bytes("attention_bwd"), kMiB + workers * (10 * bytes_of_two + sums + kMiB))
+            << problem;
+      }
+    }
+  }
 }
 
 TEST(LongSequences, WhoseSizesDoNotFitIn64BitsAreErrors) {

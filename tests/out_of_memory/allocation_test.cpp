@@ -119,6 +119,46 @@ TEST(Allocations, ThatFailAreErrorsOfAttention) {
   }
 }
 
+/// Allocations of the third call of the same kind, in memory of the caller's.
+int64_t allocations_of(const std::string& implementation, int64_t seqlen_q, int64_t seqlen_k,
+                       bool is_backward) {
+  const Tensor q = Tensor::random(DType::kBF16, {1, seqlen_q, 2, 64}, 1);
+  const Tensor k = Tensor::random(DType::kBF16, {1, seqlen_k, 2, 64}, 2);
+  const Tensor out(DType::kBF16, {1, seqlen_q, 2, 64});
+  const Tensor lse(DType::kF32, {1, 2, seqlen_q});
+  const Tensor dq(DType::kBF16, {1, seqlen_q, 2, 64});
+  const Tensor dk(DType::kBF16, {1, seqlen_k, 2, 64});
+  const Tensor dv(DType::kBF16, {1, seqlen_k, 2, 64});
+  AttentionOptions options;
+  options.causal = true;
+  Context context = one_worker();
+  context.implementation = implementation;
+  std::vector<char> workspace(size_t{16} << 20);
+  context.workspace = workspace.data();
+  context.workspace_bytes = workspace.size();
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    num_made = 0;
+    attention_fwd(q, k, k, out, lse, options, context);
+    if (!is_backward) continue;
+    num_made = 0;
+    attention_bwd(out, q, k, k, out, lse, dq, dk, dv, options, context);
+  }
+  return num_made;
+}
+
+/// What a call allocates is for its problem and its pairs, not for its tasks.
+TEST(Allocations, OfARepeatedCallDoNotGrowWithIt) {
+  constexpr int64_t kFew = 64;
+  for (const std::string& implementation : all_kernels()) {
+    for (const bool is_backward : {false, true}) {
+      const int64_t at_200 = allocations_of(implementation, 200, 200, is_backward);
+      EXPECT_EQ(allocations_of(implementation, 800, 800, is_backward), at_200)
+          << implementation << is_backward;
+      EXPECT_LE(at_200, kFew) << implementation << is_backward;
+    }
+  }
+}
+
 TEST(Allocations, ThatFailAreErrorsOfMerge) {
   const Tensor parts = Tensor::random(DType::kF32, {3, 1, 5, 2, 8}, 1);
   const Tensor lse_parts = Tensor::random(DType::kF32, {3, 1, 2, 5}, 2);

@@ -50,7 +50,8 @@ struct DecodeHead {
 struct DecodeTile {
   const char* const* k_rows;  ///< of the first head: num_keys pointers
   const char* const* v_rows;
-  const char* const* next_k_rows;  ///< the keys behind them: num_next pointers
+  const char* const* next_k_rows;  ///< the tile that follows: num_next pointers
+  const char* const* next_v_rows;
   int64_t num_next;
   int64_t k_head_stride, v_head_stride;  ///< bytes
   DType dtype;

@@ -4,6 +4,7 @@
 // indirect layouts. The reference and the CPU kernels read rows through it alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -55,6 +56,18 @@ struct KeyRows {
     const int64_t stored = key + leftpad;
     if (block_table == nullptr) return data + stored * row_stride;
     return data + page_of(key) * page_stride + stored % page_size * row_stride;
+  }
+  /// Addresses of keys [begin, end), page by page.
+  template <class Address>
+  void addresses(int64_t begin, int64_t end, Address* out) const {
+    for (int64_t key = begin; key < end;) {
+      char* first = row(key);
+      int64_t run_end = end;
+      if (block_table != nullptr) {
+        run_end = std::min(end, key + page_size - (key + leftpad) % page_size);
+      }
+      for (; key < run_end; ++key, first += row_stride) *out++ = first;
+    }
   }
   /// The page of a key, where there is a block table.
   int64_t page_of(int64_t key) const {
