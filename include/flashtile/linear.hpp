@@ -34,6 +34,9 @@ struct LinearTensors {
   TensorView a;        ///< low rank: what reads the old state
   TensorView b;        ///< low rank: where that is written
   TensorView s;        ///< gsa: weights of the slots
+  TensorView weight;   ///< short_conv: (channels, width); gated_norm: (head_dim)
+  TensorView bias;     ///< short_conv: added; log_decay_gate: added before the activation
+  TensorView A_log;    ///< log_decay_gate: logarithm of the rate
   TensorView u_bonus;  ///< rwkv4, rwkv6: extra weight of the row itself
 
   bool operator==(const LinearTensors&) const = default;
@@ -69,9 +72,17 @@ struct LinearArgs {
   TensorView state_slots;      ///< (sequences) i32: their lines in `states`; absent: 0, 1, ...
 
   std::optional<double> scale;  ///< multiplies q; default 1/sqrt(head_dim)
-  bool normalize = false;       ///< divides by what q reads of the summed keys
-  bool qk_l2norm = false;       ///< q and k are divided by sqrt(sum of squares + 1e-6)
-  int64_t layer = 0;            ///< lightning: of `layers`, from 0
+  bool silu = false;            ///< short_conv: the output goes through silu
+  bool residual = false;        ///< short_conv: x is added to the output
+  bool gate_first = false;      ///< gated_norm: the gate comes before the norm
+  bool is_sigmoid = false;      ///< gated_norm: the gate is sigmoid(z), not silu(z)
+  double eps = 1e-5;            ///< gated_norm: added to the mean of squares
+  /// log_decay_gate: with a number below 0 the decay is bounded by it.
+  std::optional<double> lower_bound;
+  double divisor = 1;      ///< log_decay_gate without A_log: of logsigmoid(x)
+  bool normalize = false;  ///< divides by what q reads of the summed keys
+  bool qk_l2norm = false;  ///< q and k are divided by sqrt(sum of squares + 1e-6)
+  int64_t layer = 0;       ///< lightning: of `layers`, from 0
   int64_t layers = 1;
   bool dt_softplus = false;
   double dt_min = -std::numeric_limits<double>::infinity();  ///< dt is clamped to these limits
@@ -174,5 +185,25 @@ FLASHTILE_API void mamba1_step(const LinearArgs& args, const Context& context = 
 FLASHTILE_API void rwkv4_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv4_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv4_step(const LinearArgs& args, const Context& context = {});
+
+// What layers have around these. They have states and steps where they look back.
+
+/// Causal convolution of each channel: o_t = act(sum over j of weight_j x_{t-W+1+j} + bias) [+
+/// x_t], act silu or nothing. Its state (sequences, channels, W - 1) holds the last inputs, oldest
+/// first.
+FLASHTILE_API void short_conv_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void short_conv_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void short_conv_step(const LinearArgs& args, const Context& context = {});
+/// Log decays from what a layer projects: logsigmoid(x + bias) / divisor (GLA); with A_log
+/// -exp(A_log) softplus(x + bias) (gated delta rule, KDA); with lower_bound l as well
+/// l sigmoid(exp(A_log) (x + bias)).
+FLASHTILE_API void log_decay_gate_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void log_decay_gate_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void log_decay_gate_step(const LinearArgs& args, const Context& context = {});
+/// RMS norm of each head with a gate: o = weight x / sqrt(mean of x^2 + eps) gate(z), or with
+/// gate_first (Mamba-2) weight y / sqrt(mean of y^2 + eps) with y = x gate(z).
+FLASHTILE_API void gated_norm_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void gated_norm_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void gated_norm_step(const LinearArgs& args, const Context& context = {});
 
 }  // namespace flashtile

@@ -157,7 +157,7 @@ TEST(LinearEquivalence, PackedIsSeparateBitByBit) {
 void steps_give_the_forward(const LinearCase& one) {
   constexpr int64_t kSlots[] = {3, 0};  // of sequences 0 and 1, among 5 lines
   const cli::OwnedCall whole = linear_call(one.forward("b2:t5"));
-  cli::OwnedCall step = linear_call(one.op + "_step:b2:lines5:state_slots={3,0}" + one.step_rest());
+  cli::OwnedCall step = linear_call(one.step());
   run_by(whole.call, "reference");
   for (const std::string& implementation : step.call.spec().implementations()) {
     std::vector<Tensor> pools;

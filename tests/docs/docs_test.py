@@ -64,7 +64,8 @@ def explains(problem):
 class DocsTest(unittest.TestCase):
     def test_paths_exist(self):
         """<isa>, <op>, NAME and the like stand for something that exists."""
-        stands_for = {"isa": "avx2", "op": "attention", "folder": "unit", "name": "files_npy"}
+        stands_for = {"isa": "avx2", "op": "attention", "folder": "unit", "name": "files_npy",
+                      "family": "scan"}
         count = 0
         for page in PAGES:
             for found in re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./<>*-]*", page.read_text()):
@@ -149,11 +150,31 @@ class DocsTest(unittest.TestCase):
         counts = re.findall(r"^(?:New files|A line each) .*\b(\d+)\b.*:$", recipe, re.MULTILINE)
         self.assertEqual(sum(int(count) for count in counts), len(listed))
 
+    def test_an_op_of_linear_attention_has_just_the_places_of_its_recipe(self):
+        """All that names an op that is an entry of a family and nothing else."""
+        recipe = section(read("docs/adding.md"), "## An op of linear attention")
+        count = int(re.search(r"(\d+) files", recipe).group(1))
+        listed = re.findall(r"^\d+\. `([^`]+)`", recipe, re.MULTILINE)[:count]
+        actual = {path.relative_to(ROOT).as_posix()
+                  for folder in ("src", "include", "docs") for path in (ROOT / folder).rglob("*")
+                  if path.suffix in (".cpp", ".hpp", ".md")
+                  and re.search(r"\biplr_delta_rule(_fwd|_bwd|_step)?\b", path.read_text())}
+        self.assertEqual({path.replace("<family>", "delta") for path in listed}, actual)
+
+    def test_pages_list_every_op_of_linear_attention(self):
+        listing = subprocess.run([PROGRAM, "info"], stdout=subprocess.PIPE, text=True, check=True)
+        ops = set(re.findall(r"^(\w+)_step:", listing.stdout, re.MULTILINE))
+        self.assertGreater(len(ops), 20)
+        first_cells = table_cells(read("docs/linear.md"), 0)
+        self.assertEqual({word for cell in first_cells for word in code_words(cell)}, ops)
+        families = table_cells(section(read("docs/architecture.md"), "## Linear attention"), 2)
+        self.assertEqual({word for cell in families for word in cell.split(", ")}, ops)
+
     def test_recipes_keep_their_budgets(self):
         adding = read("docs/adding.md")
         for heading, count in (("### With a name, for everybody: 3 files", 3),
                                ("### As an option of its own: 9 files and tests", 9),
-                               ("## An op", 6)):
+                               ("## An op", 6), ("## An op of linear attention", 6)):
             steps = re.findall(r"^(\d+)\. ", section(adding, heading), re.MULTILINE)
             self.assertEqual(steps, [str(n) for n in range(1, count + 1)], heading)
 

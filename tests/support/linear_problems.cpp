@@ -24,6 +24,7 @@ LinearCase case_of(const OpSpec& forward, bool with_switches) {
     has_normalize = has_normalize || row.name == "normalize";
     if (row.name == "layers") options += ":layers=3:layer=1";
     if (row.name == "dt_max" && with_switches) options += ":dt_min=0.3:dt_max=1.2";
+    if (row.name == "lower_bound" && with_switches) options += ":lower_bound=-5:divisor=2";
     if (row.type == OptionType::kBool && with_switches) options += ":" + std::string(row.name);
   }
   one.is_normalized = has_normalize && with_switches;
@@ -31,7 +32,8 @@ LinearCase case_of(const OpSpec& forward, bool with_switches) {
        {std::pair{"num_heads", ":hq4"}, std::pair{"num_heads_kv", ":hkv2"},
         std::pair{"num_groups", ":num_groups=2"}, std::pair{"num_channels", ":c4"},
         std::pair{"head_dim", ":d3"}, std::pair{"head_dim_v", ":dv2"},
-        std::pair{"num_slots", ":m5"}, std::pair{"num_heads_v", ":hv8"}}) {
+        std::pair{"num_slots", ":m5"}, std::pair{"num_heads_v", ":hv8"},
+        std::pair{"num_past", ":past2"}}) {
     if (forward.find_dim(dim) != nullptr) one.rest += text;
   }
   for (const TensorSpec& row : forward.tensors) {
@@ -46,7 +48,7 @@ LinearCase case_of(const OpSpec& forward, bool with_switches) {
 
 bool has_switches(const OpSpec& forward) {
   for (const OptionSpec& row : forward.options) {
-    if (row.type == OptionType::kBool) return true;
+    if (row.type == OptionType::kBool || row.name == "lower_bound") return true;
   }
   return false;
 }
@@ -104,12 +106,14 @@ void for_each_linear_case(const std::function<void(const LinearCase&)>& check) {
   }
 }
 
-std::string LinearCase::step_rest() const {
-  std::string text = rest;
-  for (size_t at = text.find("initial_"); at != std::string::npos; at = text.find("initial_")) {
-    text.erase(at, 8);
+std::string LinearCase::step() const {
+  std::string states = rest;  // "initial_norm" is "norm" there
+  for (size_t at = states.find("initial_"); at != std::string::npos; at = states.find("initial_")) {
+    states.erase(at, 8);
   }
-  return text;
+  const OpSpec& spec = *find_op(op + "_step");
+  const bool has_slots = spec.find_tensor("state_slots") != nullptr;
+  return op + "_step:b2" + (has_slots ? ":lines5:state_slots={3,0}" : "") + states;
 }
 
 cli::OwnedCall linear_call(const std::string& text, uint64_t seed) {

@@ -23,8 +23,8 @@ struct LinearCase {
   std::string forward(const std::string& lengths) const;
   /// With incoming gradients of all final states.
   std::string backward(const std::string& lengths) const;
-  /// `rest` as the step op has it, whose states are `norm` and the like.
-  std::string step_rest() const;
+  /// Of two sequences, with lines 3 and 0 of five where the op has states.
+  std::string step() const;
 };
 
 /// Calls `check` for one case of each op, and one more with all its switches on where it has any;

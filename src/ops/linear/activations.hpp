@@ -13,5 +13,10 @@ inline double sigmoid(double x) {
 /// log(1 + exp(x)).
 inline double softplus(double x) { return std::fmax(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }
 inline double log_sigmoid(double x) { return -softplus(-x); }
+inline double silu(double x) { return x * sigmoid(x); }
+inline double silu_slope(double x) {
+  const double s = sigmoid(x);
+  return s * (1 + x * (1 - s));
+}
 
 }  // namespace flashtile

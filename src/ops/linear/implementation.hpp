@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "core/registry.hpp"
 #include "ops/linear/problem.hpp"
 
 namespace flashtile {
@@ -24,12 +23,11 @@ struct LinearPlan {
 };
 std::string to_string(const LinearPlan& plan);
 
-using LinearImplementation = Implementation<LinearProblem, LinearPlan, LinearArgs>;
+// Names of implementations are suffixes here ("reference", "avx512"); the list of an op puts the
+// op's name before them.
 
-/// Double precision, recurrent, plain loops: what an op of the family means. Names of
-/// implementations are suffixes here ("reference", "avx512"); the list of an op puts the op's name
-/// before them.
-LinearImplementation linear_reference(LinearFamily family, LinearPass pass);
+/// An op's own reference; for a step that of its forward.
+LinearImplementation linear_reference(const LinearOp& op, LinearPass pass);
 
 /// A step by an implementation of the forward: each sequence is a call with one row whose initial
 /// and final states are the sequence's lines.

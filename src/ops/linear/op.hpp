@@ -8,9 +8,14 @@
 #include <string_view>
 
 #include "core/op_spec.hpp"
+#include "core/registry.hpp"
 #include "flashtile/linear.hpp"
 
 namespace flashtile {
+
+struct LinearProblem;
+struct LinearPlan;
+using LinearImplementation = Implementation<LinearProblem, LinearPlan, LinearArgs>;
 
 /// One family is one recurrence, with one reference and one set of kernels.
 enum class LinearFamily : uint8_t {
@@ -19,6 +24,7 @@ enum class LinearFamily : uint8_t {
   kSlots,        ///< two of those with a softmax between them (src/ops/vector_decay)
   kDelta,        ///< what k or a reads of the state is written back (src/ops/delta)
   kScan,         ///< element by element (src/ops/scan)
+  kLayerPart,    ///< what layers have around these: convolution, gates (src/ops/layer_parts)
 };
 
 /// The ops NAME_fwd, NAME_bwd and NAME_step.
@@ -151,6 +157,8 @@ struct LinearOp {
   std::string_view name;  ///< without _fwd, _bwd and _step
   std::string_view doc;
   LinearFamily family = LinearFamily::kScalarDecay;
+  /// Double precision, recurrent, plain loops: what the op means. Not asked for a step.
+  LinearImplementation (*reference)(LinearPass pass) = nullptr;
   LinearGate gate = LinearGate::kNone;
   LinearUpdate update = LinearUpdate::kAdd;
   LinearNormalizer normalizer = LinearNormalizer::kNone;  ///< with option `normalize`, or always

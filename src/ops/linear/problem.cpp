@@ -111,6 +111,7 @@ void set_heads(const Sizes& sizes, LinearProblem& problem) {
   problem.head_dim = size_or(sizes, "head_dim", 1);
   problem.head_dim_v = size_or(sizes, "head_dim_v", 1);
   problem.num_slots = size_or(sizes, "num_slots", 0);
+  problem.num_past = size_or(sizes, "num_past", 0);
 }
 
 void check_norm(std::string_view op, const LinearArgs& args, const LinearProblem& problem) {

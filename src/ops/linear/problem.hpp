@@ -26,6 +26,7 @@ struct LinearProblem {
   int64_t head_dim = 0;
   int64_t head_dim_v = 0;
   int64_t num_slots = 0;  ///< of gsa
+  int64_t num_past = 0;   ///< of short_conv: rows before its own that a row reads
   double scale = 1;
   LinearNormalizer normalizer = LinearNormalizer::kNone;  ///< resolved: kNone when not asked for
 

@@ -6,14 +6,9 @@
 #include <mutex>
 
 #include "core/fail.hpp"
-#include "core/memory_errors.hpp"
 #include "core/validate.hpp"
-#include "ops/delta/delta.hpp"
 #include "ops/linear/implementation.hpp"
 #include "ops/linear/table.hpp"
-#include "ops/scalar_decay/scalar_decay.hpp"
-#include "ops/scan/scan.hpp"
-#include "ops/vector_decay/vector_decay.hpp"
 
 namespace flashtile {
 namespace {
@@ -28,7 +23,7 @@ std::unique_ptr<OpImplementations> make_implementations(const LinearOp& op, Line
   auto made = std::make_unique<OpImplementations>();
   // A step is a forward of one row, and has no kernels of its own.
   if (pass != LinearPass::kStep) made->list = cpu_linear_implementations(op.family, pass);
-  made->list.push_back(linear_reference(op.family, pass));
+  made->list.push_back(linear_reference(op, pass));
   // Views of the names follow once none of them moves any more.
   for (const LinearImplementation& each : made->list) {
     made->names.push_back(std::string(linear_op_name(op, pass)) + "_" + std::string(each.name));
@@ -46,18 +41,6 @@ std::span<const LinearImplementation> implementations_of(const LinearOp& op, Lin
   return entry->list;
 }
 
-void run_checked(const LinearOp& op, LinearPass pass, const OpSpec& spec, const LinearArgs& args,
-                 const Context& context) {
-  if (!context.arch.empty()) {
-    fail(spec.name, "arch is '", context.arch, "', but only explain takes one");
-  }
-  const LinearProblem problem = make_linear_problem(op, pass, spec, args, /*has_data=*/true);
-  check_context(spec.name, problem.device, context);
-  const LinearImplementation& chosen =
-      select(spec.name, implementations_of(op, pass), problem, context);
-  chosen.launch(problem, chosen.plan(problem), args, context);
-}
-
 }  // namespace
 
 std::string to_string(const LinearPlan& plan) {
@@ -69,29 +52,14 @@ std::string to_string(const LinearPlan& plan) {
   return text;
 }
 
-LinearImplementation linear_reference(LinearFamily family, LinearPass pass) {
-  if (pass == LinearPass::kStep) {
-    LinearImplementation step = linear_reference(family, LinearPass::kForward);
-    step.launch = [](const LinearProblem& problem, const LinearPlan&, const LinearArgs& args,
-                     const Context& context) {
-      launch_step(linear_reference(problem.op->family, LinearPass::kForward), problem, args,
-                  context);
-    };
-    return step;
-  }
-  switch (family) {
-    case LinearFamily::kScalarDecay:
-      break;
-    case LinearFamily::kVectorDecay:
-      return vector_decay_reference(pass);
-    case LinearFamily::kSlots:
-      return slots_reference(pass);
-    case LinearFamily::kDelta:
-      return delta_reference(pass);
-    case LinearFamily::kScan:
-      return scan_reference(pass);
-  }
-  return scalar_decay_reference(pass);
+LinearImplementation linear_reference(const LinearOp& op, LinearPass pass) {
+  if (pass != LinearPass::kStep) return op.reference(pass);
+  LinearImplementation step = op.reference(LinearPass::kForward);
+  step.launch = [](const LinearProblem& problem, const LinearPlan&, const LinearArgs& args,
+                   const Context& context) {
+    launch_step(problem.op->reference(LinearPass::kForward), problem, args, context);
+  };
+  return step;
 }
 
 std::vector<std::string> linear_implementation_names(const LinearOp& op, LinearPass pass,
@@ -105,22 +73,24 @@ std::vector<std::string> linear_implementation_names(const LinearOp& op, LinearP
 
 void run_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec, const LinearArgs& args,
                 const Context& context) {
-  const Error error = out_of_memory(spec.name);
-  with_memory_errors(error, [&] { run_checked(op, pass, spec, args, context); });
+  if (!context.arch.empty()) {
+    fail(spec.name, "arch is '", context.arch, "', but only explain takes one");
+  }
+  const LinearProblem problem = make_linear_problem(op, pass, spec, args, /*has_data=*/true);
+  check_context(spec.name, problem.device, context);
+  const LinearImplementation& chosen =
+      select(spec.name, implementations_of(op, pass), problem, context);
+  chosen.launch(problem, chosen.plan(problem), args, context);
 }
 
 Explanation explain_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec,
                            const LinearArgs& args, const Context& context) {
-  const Error error = out_of_memory(spec.name);
-  return with_memory_errors(error, [&] {
-    const TensorView& leading =
-        *op.inputs.front().access(const_cast<LinearArgs*>(&args), {}, false);
-    const bool has_data = leading.data != nullptr;
-    LinearProblem problem = make_linear_problem(op, pass, spec, args, has_data);
-    if (!has_data) problem.device = context.device;
-    check_context(spec.name, problem.device, context);
-    return explain_selection(spec.name, implementations_of(op, pass), problem, context);
-  });
+  const TensorView& leading = *op.inputs.front().access(const_cast<LinearArgs*>(&args), {}, false);
+  const bool has_data = leading.data != nullptr;
+  LinearProblem problem = make_linear_problem(op, pass, spec, args, has_data);
+  if (!has_data) problem.device = context.device;
+  check_context(spec.name, problem.device, context);
+  return explain_selection(spec.name, implementations_of(op, pass), problem, context);
 }
 
 }  // namespace flashtile

@@ -10,6 +10,7 @@
 #include "core/fail.hpp"
 #include "core/problem_text.hpp"
 #include "ops/delta/delta.hpp"
+#include "ops/layer_parts/layer_parts.hpp"
 #include "ops/scalar_decay/scalar_decay.hpp"
 #include "ops/scan/scan.hpp"
 #include "ops/vector_decay/vector_decay.hpp"
@@ -29,6 +30,7 @@ constexpr std::array kDims = {
     DimSpec{"num_heads_kv", "hkv", "num_heads"},
     DimSpec{"num_heads_v", "hv", "num_heads"},
     DimSpec{"num_slots", "m", ""},
+    DimSpec{"num_past", "past", ""},
     DimSpec{"num_groups", "", ""},
     DimSpec{"num_lines", "lines", "batch_size"},
     DimSpec{"total", "", ""},
@@ -119,6 +121,7 @@ class TableMaker {
   }
 
   void add_in_place() {
+    if (op_.states.empty()) return;
     add({"state_slots", Direction::kIn, false, "batch_size", "i32", "",
          "line of the states that a sequence has", Fill::kPermutation,
          tensor_access<LinearArgs, &LinearArgs::state_slots>});
@@ -256,8 +259,8 @@ void check_no_other_argument(const OpSpec& spec, const LinearArgs& args) {
 
 std::vector<const OpSpec*> linear_specs() {
   std::vector<const OpSpec*> all;
-  for (const auto& family :
-       {scalar_decay_specs(), vector_decay_specs(), delta_specs(), scan_specs()}) {
+  for (const auto& family : {scalar_decay_specs(), vector_decay_specs(), delta_specs(),
+                             scan_specs(), layer_part_specs()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;

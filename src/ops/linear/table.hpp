@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/memory_errors.hpp"
 #include "ops/linear/op.hpp"
 
 namespace flashtile {
@@ -13,7 +14,7 @@ namespace flashtile {
 /// The tables of all ops of linear attention.
 std::vector<const OpSpec*> linear_specs();
 
-/// Validates, selects, plans, launches.
+/// Validates, selects, plans, launches. Like the next one it lets errors of allocation through.
 void run_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec, const LinearArgs& args,
                 const Context& context);
 Explanation explain_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec,
@@ -29,6 +30,13 @@ void derive_linear_sizes(const ProblemText& problem, Sizes& sizes);
 /// Throws Error where a caller of C++ has set something that the op's table has no row for.
 void check_no_other_argument(const OpSpec& spec, const LinearArgs& args);
 
+/// What the op throws when memory runs out, made before it does.
+template <const LinearOp& op, LinearPass pass>
+const Error& linear_out_of_memory() {
+  static const Error error = out_of_memory(linear_op_name(op, pass));
+  return error;
+}
+
 template <const LinearOp& op, LinearPass pass>
 const OpSpec& linear_spec() {
   static const OpSpec spec = [] {
@@ -38,11 +46,16 @@ const OpSpec& linear_spec() {
       return std::make_shared<LinearArgs>(*static_cast<const LinearArgs*>(args));
     };
     made.run = [](const void* args, const Context& context) {
-      run_linear(op, pass, linear_spec<op, pass>(), *static_cast<const LinearArgs*>(args), context);
+      with_memory_errors(linear_out_of_memory<op, pass>(), [&] {
+        run_linear(op, pass, linear_spec<op, pass>(), *static_cast<const LinearArgs*>(args),
+                   context);
+      });
     };
     made.explain = [](const void* args, const Context& context) {
-      return explain_linear(op, pass, linear_spec<op, pass>(),
-                            *static_cast<const LinearArgs*>(args), context);
+      return with_memory_errors(linear_out_of_memory<op, pass>(), [&] {
+        return explain_linear(op, pass, linear_spec<op, pass>(),
+                              *static_cast<const LinearArgs*>(args), context);
+      });
     };
     made.list_implementations = [](DeviceType device) {
       return linear_implementation_names(op, pass, device);
@@ -67,9 +80,11 @@ std::vector<const OpSpec*> linear_specs_of() {
 /// The body of a public function.
 template <const LinearOp& op, LinearPass pass>
 void call_linear(const LinearArgs& args, const Context& context) {
-  const OpSpec& spec = linear_spec<op, pass>();
-  check_no_other_argument(spec, args);
-  run_linear(op, pass, spec, args, context);
+  with_memory_errors(linear_out_of_memory<op, pass>(), [&] {
+    const OpSpec& spec = linear_spec<op, pass>();
+    check_no_other_argument(spec, args);
+    run_linear(op, pass, spec, args, context);
+  });
 }
 
 }  // namespace flashtile

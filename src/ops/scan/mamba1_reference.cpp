@@ -52,9 +52,7 @@ class Mamba1Head : public RecurrentHead<Mamba1Head> {
     const double dout = rows(args_.dout, head_).load(t);
     const double dy = dout * gate(t);
     if (z_) {
-      const double s = sigmoid(z_.load(t));
-      rows(args_.gradients.z, head_)
-          .store(t, 0, dout * output(t, state) * s * (1 + z_.load(t) * (1 - s)));
+      rows(args_.gradients.z, head_).store(t, 0, dout * output(t, state) * silu_slope(z_.load(t)));
     }
     double* dC = row_of(shared_->dq[static_cast<size_t>(group_)], t, p_.head_dim);
     for (int64_t n = 0; n < p_.head_dim; ++n) {
@@ -92,7 +90,7 @@ class Mamba1Head : public RecurrentHead<Mamba1Head> {
   StepSize step_at(int64_t t) const { return step_size(args_, dt_.load(t), head_); }
   double A(int64_t n) const { return load_parameter(args_.inputs.A, head_, n); }
   double skip() const { return args_.inputs.D ? load_parameter(args_.inputs.D, head_) : 0; }
-  double gate(int64_t t) const { return z_ ? z_.load(t) * sigmoid(z_.load(t)) : 1; }
+  double gate(int64_t t) const { return z_ ? silu(z_.load(t)) : 1; }
 
   double output(int64_t t, const Numbers& state) const {
     double sum = skip() * u_.load(t);

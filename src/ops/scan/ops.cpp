@@ -23,6 +23,7 @@ constexpr LinearOp kHgrn = {
     .name = "hgrn",
     .doc = "HGRN, a gated sum of each channel",
     .family = LinearFamily::kScan,
+    .reference = hgrn_reference,
     .gate = LinearGate::kLogDecay,
     .inputs = kHgrnInputs,
     .states = kHgrnStates,
@@ -50,6 +51,7 @@ constexpr LinearOp kMamba1 = {
     .name = "mamba1",
     .doc = "Mamba's selective scan",
     .family = LinearFamily::kScan,
+    .reference = mamba1_reference,
     .gate = LinearGate::kStep,
     .has_unit_scale = true,
     .inputs = kMamba1Inputs,
@@ -74,6 +76,7 @@ constexpr LinearOp kRwkv4 = {
     .name = "rwkv4",
     .doc = "RWKV-4, a weighted mean of each channel",
     .family = LinearFamily::kScan,
+    .reference = rwkv4_reference,
     .gate = LinearGate::kExponential,
     .reads_before = true,
     .inputs = kRwkv4Inputs,
@@ -81,26 +84,9 @@ constexpr LinearOp kRwkv4 = {
     .out_shape = kChannels,
 };
 
-/// What the implementation of the family does with a problem is that of the op's own reference.
-template <LinearPass pass>
-void launch(const LinearProblem& problem, const LinearPlan& plan, const LinearArgs& args,
-            const Context& context) {
-  LinearImplementation reference = rwkv4_reference(pass);
-  if (problem.op->gate == LinearGate::kLogDecay) reference = hgrn_reference(pass);
-  if (problem.op->gate == LinearGate::kStep) reference = mamba1_reference(pass);
-  reference.launch(problem, plan, args, context);
-}
-
 }  // namespace
 
 std::vector<const OpSpec*> scan_specs() { return linear_specs_of<kHgrn, kMamba1, kRwkv4>(); }
-
-LinearImplementation scan_reference(LinearPass pass) {
-  LinearImplementation reference = hgrn_reference(pass);
-  reference.launch =
-      pass == LinearPass::kBackward ? launch<LinearPass::kBackward> : launch<LinearPass::kForward>;
-  return reference;
-}
 
 void hgrn_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kHgrn, LinearPass::kForward>(args, context);

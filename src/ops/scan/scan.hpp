@@ -10,9 +10,7 @@
 namespace flashtile {
 
 std::vector<const OpSpec*> scan_specs();
-LinearImplementation scan_reference(LinearPass pass);
 
-// The reference of each op of the family.
 LinearImplementation hgrn_reference(LinearPass pass);
 LinearImplementation mamba1_reference(LinearPass pass);
 LinearImplementation rwkv4_reference(LinearPass pass);
