@@ -60,7 +60,8 @@ TEST(Sm90Plan, SaysWhatItLeavesToThePortableKernel) {
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d512:bf16"), "takes head dims up to 256");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:weights:bf16"), "has no weights yet");
   EXPECT_EQ(refusal_of("attention_fwd:b2:hq4:sq300:ps12:np99:pp30:d64:block_table:bf16"),
-            "takes pages of 8, 16, ... keys that fill blocks of 64, or that such blocks fill");
+            "takes pages of 8, 16, ... keys, of which at most eight fill a block of 64, or that "
+            "such blocks fill");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:attention_chunk=9:query_offset=900000000"
                        ":bf16"),
             "takes attention_chunk with positions below 536870912 only");

@@ -96,9 +96,9 @@ std::string refuse_pages(const AttentionProblem& problem) {
   const int block_n = choose_sm90_tiling(problem).shape.block_n;
   const int64_t rest =
       problem.page_size < block_n ? block_n % problem.page_size : problem.page_size % block_n;
-  if (problem.page_size % 8 != 0 || rest != 0) {
-    return "takes pages of 8, 16, ... keys that fill blocks of " + std::to_string(block_n) +
-           ", or that such blocks fill";
+  if (problem.page_size % 8 != 0 || rest != 0 || 8 * problem.page_size < block_n) {
+    return "takes pages of 8, 16, ... keys, of which at most eight fill a block of " +
+           std::to_string(block_n) + ", or that such blocks fill";
   }
   if (problem.has_leftpad) return "takes no leftpad_k with pages";
   return problem.total_k == 0 ? "takes no empty tensors" : "";

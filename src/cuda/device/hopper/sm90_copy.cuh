@@ -28,12 +28,17 @@ struct Sm90Loader {
   uint32 num_keys = 0;  ///< key blocks that have been asked for
   int first_key = 0;
 
+  /// Pieces of a key block that are copied by themselves: pages, or parts of one.
+  static constexpr int kPieces = Config::kBlockN / Config::kPageRows;
+
   /// Where keys and values come from.
   struct Source {
     int key = 0;  ///< the first one
     int head = 0;
-    int line = 0;      ///< of k and v; paged: of the table of pages
-    int last_key = 0;  ///< paged: of the sequence
+    int line = 0;             ///< of k and v; paged: of the table of pages
+    int last_key = 0;         ///< paged: of the sequence
+    int slot = 0;             ///< paged: where the first key lies in its page
+    int pages[kPieces] = {};  ///< paged: of each piece
   };
   Source source;
   // The values of the last of them come behind the next one's keys.
@@ -139,36 +144,37 @@ struct Sm90Loader {
     ++num_tiles;
   }
 
-  /// The page that holds a key, and its place there.
-  FLASHTILE_DEVICE int find_page(const Source& from, int key, uint32& slot) const {
+  /// Which pages hold a block. All are asked for at once, before the copy waits for its stage.
+  FLASHTILE_DEVICE void find_pages() {
     const LengthsParam& lengths = params.call.lengths;
-    // Behind the last one there may be no entry.
-    const int there = clamp(key, 0, from.last_key < 0 ? 0 : from.last_key);
-    const uint32 entry = divide(static_cast<uint32>(there), lengths.page_size, slot);
-    if (Config::kPageRows < kShape.block_n) slot = 0;
-    const int page = load_global(
-        reinterpret_cast<const int*>(lengths.block_table + from.line * lengths.table_batch_stride +
-                                     entry * lengths.table_stride));
-    return clamp(page, 0, lengths.num_lines - 1);
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kPieces; ++i) {
+      // Behind the last key there may be no entry.
+      const int key =
+          clamp(source.key + i * Config::kPageRows, 0, source.last_key < 0 ? 0 : source.last_key);
+      uint32 slot;
+      const uint32 entry = divide(static_cast<uint32>(key), lengths.page_size, slot);
+      if (kPieces == 1) source.slot = static_cast<int>(slot);
+      source.pages[i] = load_global(reinterpret_cast<const int*>(
+          lengths.block_table + source.line * lengths.table_batch_stride +
+          entry * lengths.table_stride));
+    }
   }
 
   /// Rows of a key block.
   template <int kColumns>
   FLASHTILE_DEVICE void copy_rows(uint32 target, const TensorMapParam& map, uint32 barrier,
                                   const Source& from) const {
-    FLASHTILE_NO_UNROLL
-    for (int first = 0; first < Config::kBlockN; first += Config::kPageRows) {
-      int row = from.key;
-      int line = from.line;
-      if constexpr (Config::kPaged) {
-        uint32 slot;
-        line = find_page(from, from.key + first, slot);
-        row = static_cast<int>(slot);
-      }
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kPieces; ++i) {
+      const int row = Config::kPaged ? from.slot : from.key;
+      const int line =
+          Config::kPaged ? clamp(from.pages[i], 0, params.call.lengths.num_lines - 1) : from.line;
       FLASHTILE_UNROLL
       for (int chunk = 0; chunk < kColumns / 64; ++chunk) {
-        load_box(target + static_cast<uint32>(chunk * kShape.key_chunk_bytes() + first * 128), map,
-                 barrier, chunk * 64, row, from.head, line, kEvictLast);
+        const int bytes = chunk * kShape.key_chunk_bytes() + i * Config::kPageRows * 128;
+        load_box(target + static_cast<uint32>(bytes), map, barrier, chunk * 64, row, from.head,
+                 line, kEvictLast);
       }
     }
   }
@@ -196,6 +202,7 @@ struct Sm90Loader {
   /// A block's keys, and the values of the one before.
   FLASHTILE_DEVICE void load_block(const Sm90Tile& tile, Sm90Block block, bool& has_queries) {
     source.key = (Config::kHasLengths ? first_key : 0) + block.n_block() * Config::kBlockN;
+    if constexpr (Config::kPaged) find_pages();
     load_keys(block);
     if (owes_values) load_values(2);
     if (!has_queries) load_queries(tile);
