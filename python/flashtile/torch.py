@@ -11,7 +11,7 @@ shaped like flex_attention.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 try:
@@ -43,9 +43,14 @@ _OPTIONS = _FORWARD.single_options()
 _SCHEMA_TYPES = {"bool": "bool?", "int": "SymInt?", "float": "float?", "str": "str?"}
 _TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
                  "f64": torch.float64, "u8": torch.uint8}
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 # Arguments of both ops behind the tensors: what has no place in the table comes last.
 _NUM_INPUTS = len(_INPUTS)
+_INPUT_NAMES = tuple(row.name for row in _INPUTS)
 _NUM_OPTIONS = len(_OPTIONS)
+_PLACE = {row.name: place for place, row in enumerate(_OPTIONS)}
+_NAMES = {table.name: tuple(row.name for row in table.singles())
+          for table in (_FORWARD, _BACKWARD)}
 
 # A dropout seed may be a tensor, so that each run of a compiled graph draws its own.
 _ARGUMENTS = ", ".join(
@@ -83,16 +88,15 @@ class _Arguments:
     def run(self, op: str, given: Mapping[str, torch.Tensor], results: tuple[str, ...],
             dtypes: dict[str, str] | None) -> tuple[torch.Tensor, ...]:
         if self.seed is not None:
-            place = [row.name for row in _OPTIONS].index("dropout_seed")
-            self.options[place] = int(self.seed.item())
+            self.options[_PLACE["dropout_seed"]] = int(self.seed.item())
         tensors: dict[str, torch.Tensor] = {**self.named_inputs(), **given}
         families: dict[str, Any] = {
             f"param.{name}": value for name, value in zip(self.param_names, self.params)}
         families.update(self.named_aux())
         with torch.no_grad():
             return core_op(op).run(
-                tuple(tensors.get(row.name) for row in tables()[op].singles()),
-                tuple(self.options), families or None, results, dtypes, self.implementation, 0)
+                tuple(map(tensors.get, _NAMES[op])), tuple(self.options), families or None,
+                results, dtypes, self.implementation, 0)
 
 
 def _lse_dtype(q: torch.Tensor) -> str:
@@ -136,32 +140,53 @@ def _backward_fake(gradients: list[str], dout: torch.Tensor, dlse: torch.Tensor 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     call = _Arguments(inputs)
     ctx.set_materialize_grads(False)
-    ctx.num_aux = len(call.aux)
     ctx.save_for_backward(*call.inputs, *call.aux, call.seed, *output)
     ctx.rest = inputs[_NUM_INPUTS + 1:-3], call.implementation
 
 
-def _autograd(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
+def _gradients(ctx: Any, needs: Sequence[bool], dout: torch.Tensor | None,
+               dlse: torch.Tensor | None, run: Callable[..., Any]) -> list[torch.Tensor | None]:
+    """Gradients of inputs and aux tensors, in that order."""
     *saved, seed, out, lse = ctx.saved_tensors
-    inputs, aux = saved[:_NUM_INPUTS], list(saved[_NUM_INPUTS:])
     rest, implementation = ctx.rest
-    arguments = (*inputs, aux, *rest, seed, None, implementation)
-    names = [row.name for row in _INPUTS] + [f"aux.{name}" for name in rest[0]]
-    needs = [*ctx.needs_input_grad[:_NUM_INPUTS], *(ctx.needs_input_grad[_NUM_INPUTS] or ())]
+    names = [*_INPUT_NAMES, *[f"aux.{name}" for name in rest[0]]]
     wanted = [name for name, is_needed in zip(names, needs) if is_needed]
-    found: dict[str, torch.Tensor] = {}
-    if wanted and (dout is not None or dlse is not None):
-        if dout is None:
-            dout = torch.zeros_like(out)
-        if dlse is not None:
-            dlse = dlse.float()  # of f64, too, which the table does not have here
-        found = dict(zip(wanted, torch.ops.flashtile.attention_bwd(
-            wanted, dout, dlse, out, lse, *arguments)))
-    of_inputs = [found.get(row.name) for row in _INPUTS]
-    of_aux = [found.get(f"aux.{name}") for name in rest[0]]
+    if not wanted or dout is None and dlse is None:
+        return [None] * len(names)
+    if dout is None:
+        dout = torch.zeros_like(out)
+    if dlse is not None:
+        dlse = dlse.float()  # of f64, too, which the table does not have here
+    found = dict(zip(wanted, run(
+        wanted, dout, dlse, out, lse, *saved[:_NUM_INPUTS], list(saved[_NUM_INPUTS:]), *rest, seed,
+        None, implementation)))
+    return [found.get(name) for name in names]
+
+
+def _autograd(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
+    needs = [*ctx.needs_input_grad[:_NUM_INPUTS], *(ctx.needs_input_grad[_NUM_INPUTS] or ())]
+    found = _gradients(ctx, needs, dout, dlse, torch.ops.flashtile.attention_bwd)
     # An empty list counts as one of tensors, and wants one.
-    return (*of_inputs, of_aux, *[[] if isinstance(part, (list, tuple)) and not part else None
-                                  for part in arguments[_NUM_INPUTS + 1:]])
+    others = (*ctx.rest[0], None, None, None)
+    return (*found[:_NUM_INPUTS], found[_NUM_INPUTS:],
+            *[[] if isinstance(part, (list, tuple)) and not part else None for part in others])
+
+
+class _AtOnce(torch.autograd.Function):
+    """Autograd without torch.library, which takes milliseconds for ops of many arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, arguments: tuple[Any, ...], *tensors: Any) -> Any:
+        output = _forward(*arguments)
+        _setup_context(ctx, arguments, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        dout, dlse = cotangents
+        # With create_graph the op says that it has no second derivatives.
+        run = torch.ops.flashtile.attention_bwd if torch.is_grad_enabled() else _backward
+        return (None, *_gradients(ctx, ctx.needs_input_grad[1:], dout, dlse, run))
 
 
 def _no_second(ctx: Any, *gradients: Any) -> Any:
@@ -186,7 +211,7 @@ class _Batched:
     def places(self) -> Iterator[tuple[str, Any, bool]]:
         """Name, tensor and whether it has the axis."""
         rows = ["dout", "dlse", "out", "lse"][4 - max(self.num_more - 1, 0):]
-        rows += [row.name for row in _INPUTS]
+        rows += _INPUT_NAMES
         start = 1 if self.num_more else 0
         for name, tensor, dim in zip(rows, self.arguments[start:], self.dims[start:]):
             if tensor is not None:
@@ -202,14 +227,14 @@ class _Batched:
         given = list(self.arguments)
         rows = ["dout", "dlse", "out", "lse"] if self.num_more else []
         start = 1 if self.num_more else 0
-        for place, name in enumerate([*rows, *[row.name for row in _INPUTS]], start):
+        for place, name in enumerate([*rows, *_INPUT_NAMES], start):
             given[place] = changed.get(name)
         given[start + len(rows) + _NUM_INPUTS] = [
             changed[f"aux.{name}"] for name in self.call.aux_names]
         return given
 
     def uses_random_numbers(self) -> bool:
-        return bool(self.call.options[[row.name for row in _OPTIONS].index("dropout_p")])
+        return bool(self.call.options[_PLACE["dropout_p"]])
 
     def texts(self) -> list[str]:
         named = zip((row.name for row in _OPTIONS), self.call.options)
@@ -262,11 +287,32 @@ torch.library.register_vmap("flashtile::attention_bwd",
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
     """What autocast does to operands of products."""
-    device = tensor.device.type
-    if torch.is_autocast_enabled(device) and tensor.is_floating_point() and \
-            tensor.dtype != torch.float64:
-        return tensor.to(torch.get_autocast_dtype(device))
+    if tensor.is_floating_point() and tensor.dtype != torch.float64:
+        return tensor.to(torch.get_autocast_dtype(tensor.device.type))
     return tensor
+
+
+def _is_seen_by_others(tensors: list[torch.Tensor]) -> bool:
+    """Whether a compiler, a mode, a transform or a subclass of Tensor has to see the op of a call;
+    where none has, the long way through torch.library is left out."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or \
+        bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()) or \
+        torch._C._are_functorch_transforms_active() or \
+        any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors)
+
+
+def _run(arguments: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The op attention_fwd, by the shortest way."""
+    tensors = [tensor for tensor in (*arguments[:_NUM_INPUTS], *arguments[_NUM_INPUTS])
+               if tensor is not None]
+    if _is_seen_by_others(tensors):
+        result = torch.ops.flashtile.attention_fwd(*arguments)
+    elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        result = _AtOnce.apply(arguments, *arguments[:_NUM_INPUTS], *arguments[_NUM_INPUTS])
+    else:
+        result = _forward(*arguments)
+    out, lse = result
+    return out, lse
 
 
 def _traced(given: ScoreOrMask, slot: str, aux: dict[str, torch.Tensor],
@@ -306,7 +352,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     Raises:
         ValueError, NotImplementedError, RuntimeError: as flashtile.attention does.
     """
-    tensors = {"q": _cast(q), "k": _cast(k), "v": _cast(v)}
+    tensors = {"q": q, "k": k, "v": v}
+    if torch.is_autocast_enabled(q.device.type):
+        tensors = {name: _cast(tensor) for name, tensor in tensors.items()}
     read = dict(aux or {})
     scalars = params or {}
     options: dict[str, Any] = {"score": _traced(score, "score", read, scalars),
@@ -322,18 +370,18 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
             seed = dropout_seed
         else:
             options["dropout_seed"] = dropout_seed
-    for row in _INPUTS[3:]:
-        tensors[row.name] = others.pop(row.name, None)
-    for option in _OPTIONS:
-        if option.name in others:
-            options[option.name] = others.pop(option.name)
-    if others:
-        raise TypeError(f"flashtile.torch.attention has no argument '{min(others)}'")
-    out, lse = torch.ops.flashtile.attention_fwd(
-        *[tensors[row.name] for row in _INPUTS], list(read.values()), list(read),
+    for name, value in others.items():
+        if name in _PLACE:
+            options[name] = value
+        elif name in _INPUT_NAMES:
+            tensors[name] = value
+        else:
+            raise TypeError(f"flashtile.torch.attention has no argument '{name}'")
+    out, lse = _run((
+        *map(tensors.get, _INPUT_NAMES), list(read.values()), list(read),
         [float(value) for value in scalars.values()], list(scalars),
-        *[options.get(row.name) for row in _OPTIONS], seed,
-        None if out_dtype is None else dtype_name(out_dtype), implementation)
+        *map(options.get, _PLACE), seed,
+        None if out_dtype is None else dtype_name(out_dtype), implementation))
     return (out, lse) if return_lse else out
 
 

@@ -505,3 +505,20 @@ def test_ops_of_the_backend_on_gpus(dropout_p):
         assert torch.equal(given, packed) and torch.equal(again, packed_lse)
     with pytest.raises(NotImplementedError, match="debug_mask"):
         ops.sdpa_forward(q, k, v, dropout_p, True, True)
+
+
+def test_both_ways_give_the_same():
+    """With a mode that sees ops, and at once."""
+    q, k, v = qkv(requires_grad=True)
+    table = torch.linspace(-1, 1, 40, requires_grad=True)
+
+    def results():
+        out, lse = ft.attention(q, k, v, causal=True, score="score + t[k_idx]", aux={"t": table},
+                                dropout_p=0.25, dropout_seed=torch.tensor([3]), return_lse=True)
+        return [out, lse, *torch.autograd.grad(out.sum() + lse.square().sum(), (q, k, v, table))]
+
+    with Recorder() as recorder:
+        seen = results()
+    assert len(recorder.calls) == 2
+    for a, b in zip(results(), seen):
+        assert torch.equal(a, b)
