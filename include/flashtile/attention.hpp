@@ -112,8 +112,8 @@ struct AttentionOptions {
   bool batch_invariant = false;
 
   // What k and v of i8 or e4m3 are multiplied by, f32, finite: (heads_kv); by sequence, or line of
-  // cache_batch_idx, (batch, heads_kv); by page (num_pages, heads_kv). 1 where it is left out. Only
-  // attention_fwd reads such keys.
+  // cache_batch_idx, (batch, heads_kv); by page (num_pages, heads_kv). 1 where it is left out. New
+  // keys are divided by it, rounded to nearest, and saturate. Only attention_fwd reads such keys.
   TensorView k_scale, v_scale;
 
   // Further results of attention_fwd. They may be left out. attention_bwd, which takes the same

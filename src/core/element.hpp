@@ -41,7 +41,8 @@ inline float narrow_to_odd(double value) {
   return std::bit_cast<float>(bits | 1u);
 }
 
-/// Writes a double, rounded once to the dtype (to nearest, ties to even); i8 and e4m3 saturate.
+/// Writes a double, rounded once to the dtype (to nearest, ties to even); i8 and e4m3 saturate, and
+/// NaN is 0 in i8.
 inline void store_float(char* address, DType dtype, double value) {
   switch (dtype) {
     case DType::kF64:
@@ -58,7 +59,8 @@ inline void store_float(char* address, DType dtype, double value) {
       break;
     case DType::kI8:
       *reinterpret_cast<int8_t*>(address) =
-          static_cast<int8_t>(std::nearbyint(std::clamp(value, -128.0, 127.0)));
+          std::isnan(value) ? int8_t{0}
+                            : static_cast<int8_t>(std::nearbyint(std::clamp(value, -128.0, 127.0)));
       break;
     case DType::kE4M3:
       *reinterpret_cast<uint8_t*>(address) = double_to_e4m3(value);

@@ -3,6 +3,8 @@
 // Keys and values of i8 and e4m3, with scales by head, sequence, line or page.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "support/attention_runs.hpp"
 #include "support/problem_cases.hpp"
 
@@ -22,6 +24,8 @@ const std::vector<std::string> kTexts = {
     ":b2:hq4:hkv2:sq30:sk320:d32:block_table:page_size=16:k_scale[np,hkv]:v_scale:k.e4m3:v.e4m3",
     ":b2:hq4:hkv2:sq1:sk600:d32:lines5:cache_batch_idx:k_scale[lines,hkv]:v_scale[lines,hkv]:"
     "seqused_k={600,33}:k.i8:v.i8:f16",
+    ":b2:hq4:hkv2:sq2:sk100:d32:block_table:page_size=16:sn2:k_new:v_new:rotary_cos:rotary_sin:rp8:"
+    "seqused_k={40,97}:k_scale[np,hkv]:v_scale:k.e4m3:v.e4m3:causal:bf16",
     ":hq4:hkv2:d16:cu_seqlens_q={0,3,40}:cu_seqlens_k={0,70,200}:k_scale[b,hkv]:v_scale:k.i8:v.i8",
 };
 
@@ -79,6 +83,42 @@ TEST(QuantisedKeysMeaning, NanOfE4m3) {
       inputs.v.set({0, 150, 0, 5}, kNan);
       EXPECT_TRUE(std::isnan(run(inputs, kernel).out.get({0, 0, 0, 5}))) << kernel;
     }
+  }
+}
+
+/// New keys are stored as quotients by the scale of their head, to the nearest and within range.
+TEST(QuantisedKeysMeaning, NewKeysAreDividedByTheScale) {
+  const Tensor scale = Tensor::of(DType::kF32, {2}, std::vector<double>{0.25, 0.015625});
+  const Tensor used = Tensor::ints({5});
+  for (const DType dtype : {DType::kI8, DType::kE4M3}) {
+    Inputs inputs;
+    inputs.q = Tensor::random(DType::kBF16, {1, 2, 4, 16}, 1);
+    inputs.k = Tensor::random(dtype, {1, 9, 2, 16}, 2, 20);
+    inputs.v = Tensor::random(dtype, {1, 9, 2, 16}, 3, 20);
+    const Tensor k_new = Tensor::random(DType::kBF16, {1, 2, 2, 16}, 4, 8);
+    const Tensor v_new = Tensor::random(DType::kBF16, {1, 2, 2, 16}, 5, 8);
+    k_new.set({0, 1, 0, 3}, 1e30);
+    inputs.options.k_scale = inputs.options.v_scale = scale;
+    inputs.options.seqused_k = used;
+    inputs.options.k_new = k_new;
+    inputs.options.v_new = v_new;
+    inputs.options.causal = true;
+    const double largest = dtype == DType::kI8 ? 127 : 448;
+    const Tensor before = inputs.k.copy();
+    run(inputs, "reference");
+    for (int64_t n = 0; n < 2; ++n) {
+      for (int64_t h = 0; h < 2; ++h) {
+        for (int64_t d = 0; d < 16; ++d) {
+          const double wanted =
+              std::clamp(v_new.get({0, n, h, d}) / scale.get({h}), -largest - 1, largest);
+          const double step = dtype == DType::kI8 ? 1 : std::max(0x1p-9, std::abs(wanted) / 8);
+          EXPECT_NEAR(inputs.v.get({0, 5 + n, h, d}), wanted, step / 2) << dtype_name(dtype);
+        }
+      }
+    }
+    EXPECT_EQ(inputs.k.get({0, 6, 0, 3}), largest);
+    EXPECT_TRUE(same_bits(inputs.k.view().sliced(1, 0, 5), before.view().sliced(1, 0, 5)));
+    EXPECT_TRUE(same_bits(inputs.k.view().sliced(1, 7, 9), before.view().sliced(1, 7, 9)));
   }
 }
 
@@ -150,10 +190,10 @@ TEST(QuantisedKeysRefused, WhatHasNoMeaning) {
 
   inputs = valid;
   const Tensor used = Tensor::ints({3, 4});
-  const Tensor k_new = Tensor::random(DType::kF32, {2, 1, 2, 8}, 4);
+  const Tensor k_new = Tensor::random(DType::kI8, {2, 1, 2, 8}, 4, 20);
   inputs.options.seqused_k = used;
   inputs.options.k_new = inputs.options.v_new = k_new;
-  EXPECT_NE(fault_of(inputs).find("cannot be stored in a cache of i8"), std::string::npos);
+  EXPECT_EQ(fault_of(inputs), "attention_fwd: dtype of k_new is i8, expected that of q (f32)");
 
   inputs = valid;
   inputs.dout = Tensor::random(DType::kF32, {2, 3, 4, 8}, 5);

@@ -89,6 +89,25 @@ void copy_elements(const char* from, int64_t from_stride, char* to, int64_t to_s
   }
 }
 
+/// A row of new keys or values in the cache: as it is, or divided by its scale and rounded.
+struct CacheRow {
+  char* data;
+  int64_t stride;
+  DType dtype;
+  float scale;
+
+  void store(const char* from, int64_t from_stride, DType from_dtype, int64_t dim) const {
+    if (dtype == from_dtype) {
+      copy_elements(from, from_stride, data, stride, dim, dtype_bytes(dtype));
+      return;
+    }
+    for (int64_t d = 0; d < dim; ++d) {
+      const double value = load_float(from + d * from_stride, from_dtype);
+      store_float(data + d * stride, dtype, value / static_cast<double>(scale));
+    }
+  }
+};
+
 /// Stores the new keys and values of one sequence and kv head.
 void store_new_keys(const AttentionProblem& problem, const AttentionArgs& args,
                     const Rotary& rotary, int64_t b, int64_t head_kv) {
@@ -100,18 +119,22 @@ void store_new_keys(const AttentionProblem& problem, const AttentionArgs& args,
   const Rows v_from = query_rows(args.v_new, sequence, head_kv);
   const KeyRows k_to = key_rows(args.k, args, sequence, head_kv);
   const KeyRows v_to = key_rows(args.v, args, sequence, head_kv);
+  const KeyScales k_scales = key_scales(args.k_scale, args.k, args, sequence, head_kv);
+  const KeyScales v_scales = key_scales(args.v_scale, args.v, args, sequence, head_kv);
   const int64_t bytes = dtype_bytes(problem.dtype);
+  std::vector<char> turned(static_cast<size_t>(rotary.is_on() ? problem.head_dim * bytes : 0));
   for (int64_t n = 0; n < keys.count; ++n) {
-    char* k_row = k_to.row(keys.slot + n);
+    const int64_t slot = keys.slot + n;
+    const CacheRow k{k_to.row(slot), k_to.element_stride, args.k.dtype, k_scales.of(slot)};
+    const CacheRow v{v_to.row(slot), v_to.element_stride, args.v.dtype, v_scales.of(slot)};
     if (rotary.is_on()) {
-      rotary.copy_row(k_from.row(n), k_from.element_stride, k_row, k_to.element_stride,
+      rotary.copy_row(k_from.row(n), k_from.element_stride, turned.data(), bytes,
                       keys.first_position + n);
+      k.store(turned.data(), bytes, problem.dtype, problem.head_dim);
     } else {
-      copy_elements(k_from.row(n), k_from.element_stride, k_row, k_to.element_stride,
-                    problem.head_dim, bytes);
+      k.store(k_from.row(n), k_from.element_stride, problem.dtype, problem.head_dim);
     }
-    copy_elements(v_from.row(n), v_from.element_stride, v_to.row(keys.slot + n),
-                  v_to.element_stride, problem.head_dim_v, bytes);
+    v.store(v_from.row(n), v_from.element_stride, problem.dtype, problem.head_dim_v);
   }
 }
 

@@ -133,10 +133,6 @@ void check_scales(std::string_view op, const AttentionArgs& args) {
       fail(op, name, " is given, but k is ", dtype_name(args.k.dtype), ", expected i8 or e4m3");
     }
   }
-  if (has_codes && args.k_new) {
-    refuse(op, "new keys (k_new) cannot be stored in a cache of " +
-                   std::string(dtype_name(args.k.dtype)));
-  }
 }
 
 /// Combinations that the table cannot express.
