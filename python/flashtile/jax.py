@@ -188,7 +188,7 @@ def _option_text(row: OptionRow, value: Any) -> str:
         return "true" if value else "false"
     if row.type == "float":
         return repr(float(value))
-    return str(int(value)) if row.type == "int" else str(value)
+    return str(int(value)) if row.type == "int" else " ".join(str(value).split())
 
 
 def _traced(given: ScoreOrMask, slot: str, aux: Mapping[str, jax.Array],
@@ -223,7 +223,9 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False,
         q, k, v, causal, window, score, mask, aux, params, return_lse: as for flashtile.attention.
             Functions read arrays through aux alone. Options are known at compile time.
         dropout_seed: a PRNG key of JAX, an int, or an array of one or two integers; needed with
-            dropout_p. It may differ from call to call of one program.
+            dropout_p. It may differ from call to call of one program. Masks depend on the place
+            in the call's own batch and heads: in shard_map give each device a key of its own
+            (jax.random.fold_in with jax.lax.axis_index).
         out_dtype: that of q, or jnp.float32.
         others: all other inputs and options of flashtile.attention but those that write. Packed
             calls need max_seqlen_q and max_seqlen_k only on GPUs.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python blocks of the documents run as they stand."""
 
+import doctest
 import importlib.util
 import subprocess
 import sys
@@ -24,6 +25,12 @@ def test_block(block, tmp_path):
     run = subprocess.run([sys.executable, "-c", block.text], cwd=tmp_path, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     assert run.returncode == 0, run.stdout
+
+
+def test_examples_in_docstrings():
+    import flashtile._plot
+    found = doctest.testmod(flashtile._plot, globs={"flashtile": flashtile})
+    assert found.attempted > 0 and found.failed == 0
 
 
 def test_there_are_blocks():

@@ -264,6 +264,20 @@ def test_cache(paged):
     assert torch.equal(again, found)
 
 
+def test_one_length_for_all():
+    q, _, _ = qkv(1, 1, requires_grad=False)
+    cache = torch.randn(2, 5, 16, 2, 16)
+    lines = torch.tensor([4, 1], dtype=torch.int32)
+    found = flash_attn.flash_attn_with_kvcache(q, *cache, cache_seqlens=7, cache_batch_idx=lines)
+    right, _, _ = by_torch(q, *cache[:, lines.long(), :7])
+    assert (found - right).abs().max() < 3e-6
+    rows = q[:, 0]
+    starts = torch.arange(3, dtype=torch.int32)
+    packed = fa3.flash_attn_with_kvcache(rows, *cache, cache_seqlens=7, cache_batch_idx=lines,
+                                         cu_seqlens_q=starts, max_seqlen_q=1)
+    assert torch.equal(packed, found[:, 0])
+
+
 def test_interface_of_version_3():
     q, k, v = qkv(13, 9)
     out, lse = fa3.flash_attn_func(q, k, v, causal=True, num_splits=4, return_attn_probs=True)
@@ -451,3 +465,25 @@ def test_layers():
     out, residual = dense(x)
     assert residual is x and torch.equal(out, functional.linear(x, dense.weight, dense.bias))
     assert torch.equal(activations.swiglu(x, x), functional.silu(x) * x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu():
+    torch.manual_seed(6)
+    q, k, v = (torch.randn(2, n, h, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for n, h in ((100, 4), (130, 2), (130, 2)))
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    exact = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
+    right, right_lse, _ = by_torch(*exact, causal=True)
+    assert out.is_cuda and (out.cpu() - right).abs().max() < 2e-2
+    assert (lse.cpu() - right_lse).abs().max() < 1e-3
+    dout = torch.randn_like(out)
+    for a, b in zip(torch.autograd.grad(out, (q, k, v), dout),
+                    torch.autograd.grad(right, exact, dout.cpu().double())):
+        assert (a.cpu() - b).abs().max() < 6e-2
+    lengths = torch.tensor([77, 130], dtype=torch.int32, device="cuda")
+    found = flash_attn.flash_attn_with_kvcache(q[:, :1], k.detach(), v.detach(),
+                                               cache_seqlens=lengths)
+    for b, used in enumerate((77, 130)):
+        right = by_torch(*[x[b:b + 1, :n] for x, n in zip(exact, (1, used, used))])[0]
+        assert (found[b].cpu() - right[0]).abs().max() < 2e-2

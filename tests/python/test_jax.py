@@ -131,7 +131,7 @@ def test_expressions():
     def mine(q, table):
         return fj.attention(
             q, k, v, score=lambda s, b, h, i, j, t: s + t[j] * t[j],
-            mask="d[k_idx] <= d[q_idx] + int(param.x)", aux={"t": table, "d": document},
+            mask="d[k_idx] <=\n d[q_idx] + int(param.x)", aux={"t": table, "d": document},
             params={"x": 1}, return_lse=True)
 
     def theirs(q, table):

@@ -522,3 +522,19 @@ def test_both_ways_give_the_same():
     assert len(recorder.calls) == 2
     for a, b in zip(results(), seen):
         assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_backend_on_a_gpu(as_backend):
+    torch.manual_seed(8)
+    q, k, v = (torch.randn(2, 4, 100, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+               for _ in range(3))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        right = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    dout = torch.randn_like(found)
+    assert (found - right).abs().max() < 2e-2
+    for a, b in zip(torch.autograd.grad(found, (q, k, v), dout),
+                    torch.autograd.grad(right, (q, k, v), dout)):
+        assert (a - b).abs().max() < 6e-2

@@ -66,7 +66,7 @@ def outputs(model, implementation, valid=None, **inputs):
     logits = result.logits if "logits" in result else result.last_hidden_state
     if valid is not None:
         logits = logits[valid]
-    weights = torch.linspace(-1, 1, logits.numel()).view_as(logits)
+    weights = torch.linspace(-1, 1, logits.numel(), device=logits.device).view_as(logits)
     (logits * weights).sum().backward()
     return [logits.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]]
 
@@ -225,3 +225,16 @@ def test_attention_weights_are_refused():
     q = torch.zeros(1, 4, 3, 8)
     with pytest.raises(ValueError, match="eager"):
         flashtile.transformers.attention_forward(model, q, q, q, None, output_attentions=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_on_a_gpu(name):
+    model = language(name).cuda()
+    mask = torch.ones_like(tokens()).cuda()
+    mask[0, :4] = 0
+    inputs = dict(input_ids=tokens().cuda(), attention_mask=mask, valid=mask.bool())
+    found, right = (outputs(model, implementation, **inputs)[0]
+                    for implementation in ("flashtile", "eager"))
+    # Operands of float32 products may be rounded to tf32.
+    assert (found - right).abs().max() < 2e-2 * right.abs().max()

@@ -55,9 +55,10 @@ def attention(q, k, v, **given):
 def with_cache(q, k_cache, v_cache, k, v, cache_seqlens, **given):
     """(out, lse) of a cache that grows by k and v where those are given; no gradients."""
     if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((k_cache.shape[0] if given.get("block_table") is None
-                                    else given["block_table"].shape[0],), cache_seqlens,
-                                   dtype=torch.int32, device=k_cache.device)
+        starts = given.get("cu_seqlens_q")
+        batch_size = q.shape[0] if starts is None else starts.shape[0] - 1
+        cache_seqlens = torch.full((batch_size,), cache_seqlens, dtype=torch.int32,
+                                   device=k_cache.device)
     if k is not None and cache_seqlens is None:
         raise RuntimeError("flash_attn_with_kvcache: k is given, but cache_seqlens is not")
     pages = given.get("block_table")
