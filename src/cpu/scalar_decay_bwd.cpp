@@ -193,6 +193,8 @@ class BwdStream {
     chunk.gates = gate_rows_.of(head.gates, has_input_weight(*problem_.op), begin, count);
     chunk.state = state;
     chunk.has_state = head.has_initial || begin > 0;
+    chunk.next_begin = count;
+    chunk.next_end = std::min(count + sizes_.shape.max_rows, sequence_.length - begin);
     chunk.scratch = memory_.scratch;
     return chunk;
   }
@@ -270,6 +272,8 @@ class BwdStream {
     chunk.dq_rows = dq_.data();
     chunk.dk_rows = chunk_rows(rows(args_.gradients.k, key_head_), begin);
     chunk.dv = chunk_rows(rows(args_.gradients.v, head.head), begin);
+    chunk.next_begin = -std::min(sizes_.shape.max_rows, begin);
+    chunk.next_end = 0;
     chunk.dlog_decay = head.dlog_decay.data() + begin;
     chunk.dweight = head.dweight.data() + begin;
     chunk.dskip = head.dskip.data();

@@ -106,6 +106,7 @@ class FwdStream {
         problem_.heads_a_state(),
         gate_rows_.of(gates_, has_input_weight(*problem_.op), begin, count),
         skip_.empty() ? nullptr : skip_.data(),
+        std::min(shape_.max_rows, sequence_.length - begin - count),
         memory.state,
         has_state_,
         memory.scratch};

@@ -40,6 +40,46 @@ struct GemmA {
   int64_t col_stride;
 };
 
+/// Rows to be fetched into the second cache while products run, some lines for each tile: as many
+/// as the processor waits for at once. Rows that lie far apart it does not see coming by itself.
+struct RowPrefetch {
+  static constexpr int kMaxSets = 8;
+  static constexpr int64_t kLine = 64;
+  struct Set {
+    const char* row;
+    int64_t row_stride;
+    int64_t num_rows;
+    int64_t row_bytes;
+  };
+  Set sets[kMaxSets];
+  int num_sets = 0;
+  int64_t lines_a_tile = 0;
+  int current = 0;
+  int64_t at = 0;  ///< in the current row
+
+  void add(const Set& set) {
+    if (num_sets < kMaxSets && set.num_rows > 0 && set.row_bytes > 0) sets[num_sets++] = set;
+  }
+  int64_t num_lines() const {
+    int64_t lines = 0;
+    for (int n = 0; n < num_sets; ++n) {
+      lines += sets[n].num_rows * ((sets[n].row_bytes + kLine - 1) / kLine);
+    }
+    return lines;
+  }
+  void step() {
+    for (int64_t n = 0; n < lines_a_tile && current < num_sets; ++n) {
+      Set& set = sets[current];
+      __builtin_prefetch(set.row + at, 0, 2);
+      at += kLine;
+      if (at < set.row_bytes) continue;
+      at = 0;
+      set.row += set.row_stride;
+      if (--set.num_rows == 0) ++current;
+    }
+  }
+};
+
 /// Where a product goes and how.
 struct GemmC {
   float* c;
@@ -47,6 +87,7 @@ struct GemmC {
   float alpha = 1.0f;
   bool accumulate = false;
   const float* row_scale = nullptr;  ///< m factors for the old C; only with `accumulate`
+  RowPrefetch* prefetch = nullptr;
 };
 
 /// C (+)= alpha * A * B; see the top of the file.

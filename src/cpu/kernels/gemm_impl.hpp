@@ -65,6 +65,7 @@ struct FloatStep {
 template <typename Step, int kRows, int kVecs>
 void gemm_tile(const Operands<typename Step::Element>& in, int64_t row, int64_t col,
                const GemmC& out) {
+  if (out.prefetch != nullptr) out.prefetch->step();
   Accumulators<kRows, kVecs> acc;
   int64_t offset[static_cast<size_t>(kRows)];
   FLASHTILE_UNROLL

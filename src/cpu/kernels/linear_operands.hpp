@@ -25,6 +25,14 @@ struct RowList {
       : RowList(chunk.data, chunk.row_stride, count) {}
 };
 
+/// Has rows [begin, end) of a chunk fetched; those with gaps between elements are left out.
+inline void prefetch_rows(const ChunkRows& chunk, int64_t begin, int64_t end, int64_t dim,
+                          RowPrefetch* prefetch) {
+  if (chunk.data == nullptr || chunk.stride != 1) return;
+  prefetch->add({chunk.data + begin * chunk.row_stride, chunk.row_stride, end - begin,
+                 dim * (chunk.dtype == DType::kF32 ? 4 : 2)});
+}
+
 /// Float rows to the rows of a chunk; nothing where these are not wanted.
 inline void store_chunk_rows(const float* src, int64_t ld, int64_t rows, int64_t dim,
                              const ChunkRows& target) {

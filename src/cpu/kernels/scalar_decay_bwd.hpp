@@ -26,13 +26,15 @@ bool scalar_decay_bwd_state(const ScalarDecayBwdChunk& c) {
   const ScalarDecayShape& shape = *c.shape;
   ScalarDecayBwdScratch<Operands> scratch(c.scratch, shape);
   if (!pack_bwd_state_inputs(c, scratch)) return false;
+  scratch.prefetch = bwd_prefetch(c);
   set_chunk_factors<F>(c.gates, shape.scale, c.rows, &scratch.factors);
   multiply_by_weights(c.gates.weight, c.rows, scratch.factors.to_state);
   const int64_t columns = state_columns(shape);
   right_from_floats(scratch.v.floats, scratch.ld_v, c.rows, columns, scratch.factors.to_state,
                     scratch.v_decayed, scratch.ld_v);
   update_state<Operands>(columns, shape.head_dim, c.rows, scratch.factors.state, c.has_state,
-                         scratch.v_decayed, scratch.ld_v, scratch.k.right, scratch.ld_k, c.state);
+                         scratch.v_decayed, scratch.ld_v, scratch.k.right, scratch.ld_k, c.state,
+                         &scratch.prefetch);
   return true;
 }
 
@@ -79,12 +81,13 @@ void gradients_behind(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operan
     right_from_floats(scratch.dstate_transposed, scratch.ld_k, columns, shape.head_dim, nullptr,
                       scratch.dstate_transposed_right, scratch.ld_k);
   }
+  GemmC dk{scratch.dk + begin * scratch.ld_k, scratch.ld_k};
+  GemmC dv{scratch.dv + begin * scratch.ld_v, scratch.ld_v};
+  dk.prefetch = dv.prefetch = &scratch.prefetch;
   Operands::multiply(c.rows - begin, shape.head_dim, columns, scratch.v.left + begin * scratch.ld_v,
-                     scratch.ld_v, scratch.dstate_transposed_right, scratch.ld_k,
-                     {scratch.dk + begin * scratch.ld_k, scratch.ld_k});
+                     scratch.ld_v, scratch.dstate_transposed_right, scratch.ld_k, dk);
   Operands::multiply(c.rows - begin, shape.head_dim_v, shape.head_dim,
-                     scratch.k.left + begin * scratch.ld_k, scratch.ld_k, dstate, scratch.ld_v,
-                     {scratch.dv + begin * scratch.ld_v, scratch.ld_v});
+                     scratch.k.left + begin * scratch.ld_k, scratch.ld_k, dstate, scratch.ld_v, dv);
   for (int64_t i = begin; i < c.rows; ++i) {
     const float dot =
         row_dot(scratch.k.floats + i * scratch.ld_k, scratch.dk + i * scratch.ld_k, shape.head_dim);
@@ -215,6 +218,7 @@ void query_gradient(const ScalarDecayBwdChunk& c, int64_t seeing,
     const int64_t end = begin + kChunkBlock < c.rows ? begin + kChunkBlock : c.rows;
     GemmC out{c.dq + begin * scratch.ld_k, scratch.ld_k};
     out.accumulate = c.is_added;
+    out.prefetch = &scratch.prefetch;
     Operands::multiply(end - begin, shape.head_dim, end, da.left + begin * da.ld, da.ld,
                        scratch.k.right, scratch.ld_k, out);
   }
@@ -242,6 +246,7 @@ void key_gradients(const ScalarDecayBwdChunk& c, bool is_first,
     GemmC dk{scratch.dk + begin * scratch.ld_k, scratch.ld_k};
     GemmC dv{scratch.dv + begin * scratch.ld_v, scratch.ld_v};
     dk.accumulate = dv.accumulate = true;
+    dk.prefetch = dv.prefetch = &scratch.prefetch;
     if (is_first) {
       dk.row_scale = scratch.factors.to_state + begin;
       dv.row_scale = scratch.weighted_to_state + begin;
@@ -287,8 +292,10 @@ void member_gradients(const ScalarDecayBwdChunk& c, int64_t member,
     } else {
       state = scratch.state;
     }
+    GemmC out{scratch.dq_state, scratch.ld_k};
+    out.prefetch = &scratch.prefetch;
     Operands::multiply(seeing, shape.head_dim, shape.head_dim_v, scratch.dout.left, scratch.ld_v,
-                       state, scratch.ld_k, {scratch.dq_state, scratch.ld_k});
+                       state, scratch.ld_k, out);
   }
   if (shape.divisor != ChunkDivisor::kNone) divide_gradients(c, seeing, scratch);
   scratch.dout.set_right(0, c.rows, columns);
@@ -301,7 +308,7 @@ void member_gradients(const ScalarDecayBwdChunk& c, int64_t member,
   const bool is_first = member == 0;
   update_state<Operands>(shape.head_dim, columns, c.rows, is_first ? scratch.factors.state : 1.0f,
                          !is_first || c.has_dstate, scratch.q.right, scratch.ld_k,
-                         scratch.dout_decayed, scratch.ld_v, c.dstate);
+                         scratch.dout_decayed, scratch.ld_v, c.dstate, &scratch.prefetch);
 }
 
 /// Gradients of gates, dK and dV, once all output heads have added theirs.

@@ -67,6 +67,7 @@ struct ScalarDecayBwdScratch {
   BothSides<Operands> p;   ///< its floats are s
   BothSides<Operands> e;   ///< dO V', then dA without the weight
   BothSides<Operands> da;  ///< with it; e where there is none
+  RowPrefetch prefetch;
   ChunkFactors factors;
   float* weighted_to_state;
   float* column_sums;
@@ -142,6 +143,32 @@ bool pack_bwd_state_inputs(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<O
   if (c.rows > 1 && (has_nonfinite_key || has_nonfinite_value)) return false;
   scratch.k.set_right(0, c.rows, shape.head_dim);
   return true;
+}
+
+/// Has the rows fetched that this chunk writes, and the inputs of the following one.
+inline RowPrefetch bwd_prefetch(const ScalarDecayBwdChunk& c) {
+  const ScalarDecayShape& shape = *c.shape;
+  RowPrefetch prefetch;
+  const auto add_inputs = [&](const ChunkRows& rows, int64_t dim) {
+    prefetch_rows(rows, c.next_begin, c.next_end, dim, &prefetch);
+  };
+  for (int64_t member = 0; member < c.num_members && c.is_last; ++member) {
+    prefetch_rows(c.dq_rows[member], 0, c.rows, shape.head_dim, &prefetch);
+  }
+  prefetch_rows(c.dv, 0, c.rows, shape.head_dim_v, &prefetch);
+  add_inputs(c.k, shape.head_dim);
+  add_inputs(c.v, shape.head_dim_v);
+  for (int64_t member = 0; member < c.num_members; ++member) {
+    add_inputs(c.q[member], shape.head_dim);
+    add_inputs(c.dout[member], shape.head_dim_v);
+  }
+  if (c.is_last) prefetch_rows(c.dk_rows, 0, c.rows, shape.head_dim, &prefetch);
+  // Tiles of the products with dS and S, and of those within the chunk.
+  constexpr int64_t kTileArea = kTileRows[kTileVecs - 1] * kTileVecs * kLanes;
+  const int64_t products = c.num_members == 0 ? 1 : 3 + 4 * c.num_members;
+  const int64_t num_tiles = 1 + products * c.rows * shape.head_dim / kTileArea;
+  prefetch.lines_a_tile = 1 + prefetch.num_lines() / num_tiles;
+  return prefetch;
 }
 
 /// The other forms of K and V.

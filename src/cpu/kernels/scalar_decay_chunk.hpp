@@ -124,12 +124,14 @@ inline bool pack_values(const ScalarDecayShape& shape, const ChunkRows& v, int64
 template <class Operands>
 void update_state(int64_t m, int64_t n, int64_t rows, float factor, bool has_state,
                   const typename Operands::Element* a, int64_t lda,
-                  const typename Operands::Element* b, int64_t ldb, float* state) {
+                  const typename Operands::Element* b, int64_t ldb, float* state,
+                  RowPrefetch* prefetch = nullptr) {
   float factors[kMaxListedRows];
   for (int64_t i = 0; i < m; ++i) factors[i] = factor;
   GemmC out{state, ldb};
   out.accumulate = has_state && factor != 0;
   if (factor != 1) out.row_scale = factors;
+  out.prefetch = prefetch;
   Operands::multiply_transposed(m, n, rows, a, lda, b, ldb, out);
 }
 

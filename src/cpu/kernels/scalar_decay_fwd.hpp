@@ -83,26 +83,49 @@ bool pack_fwd_inputs(const ScalarDecayFwdChunk& c, ScalarDecayFwdScratch<Operand
   return true;
 }
 
+/// The output rows of a member, and of the following chunk its queries and, with the last one, keys
+/// and values.
+inline RowPrefetch fwd_prefetch(const ScalarDecayFwdChunk& c, int64_t member) {
+  const ScalarDecayShape& shape = *c.shape;
+  RowPrefetch prefetch;
+  prefetch_rows(c.out[member], 0, c.rows, shape.head_dim_v, &prefetch);
+  const int64_t end = c.rows + c.next_rows;
+  prefetch_rows(c.q[member], c.rows, end, shape.head_dim, &prefetch);
+  if (member + 1 == c.num_members) {
+    prefetch_rows(c.k, c.rows, end, shape.head_dim, &prefetch);
+    prefetch_rows(c.v, c.rows, end, shape.head_dim_v, &prefetch);
+  }
+  // Tiles of the products with S alone are about half of all.
+  constexpr int64_t kTileArea = kTileRows[kTileVecs - 1] * kTileVecs * kLanes;
+  const int64_t num_tiles = 1 + c.rows * state_columns(shape) / kTileArea;
+  prefetch.lines_a_tile = 1 + prefetch.num_lines() / (2 * num_tiles);
+  return prefetch;
+}
+
 /// O of one output head, before the divisor.
 template <class F, class Operands>
-void fwd_products(const ScalarDecayFwdChunk& c, const ChunkRows& q,
-                  const typename Operands::Element* state,
+void fwd_products(const ScalarDecayFwdChunk& c, int64_t member,
+                  const typename Operands::Element* state, RowPrefetch* prefetch,
                   ScalarDecayFwdScratch<Operands>& scratch) {
   const ScalarDecayShape& shape = *c.shape;
   const int64_t columns = state_columns(shape);
+  const ChunkRows& q = c.q[member];
   const RowList queries(q, c.rows);
   Operands::pack_left({queries.rows, q.dtype, q.stride}, c.rows, shape.head_dim, scratch.q,
                       scratch.ld_k);
   const int64_t seeing = c.has_state ? rows_before_reset(c.gates, c.rows) : 0;
   if (seeing > 0) {
+    GemmC out{scratch.out, scratch.ld_v};
+    out.prefetch = prefetch;
     Operands::multiply(seeing, columns, shape.head_dim, scratch.q, scratch.ld_k, state,
-                       scratch.ld_v, {scratch.out, scratch.ld_v});
+                       scratch.ld_v, out);
   }
   for (int64_t begin = 0; begin < c.rows; begin += kChunkBlock) {
     const int64_t end = begin + kChunkBlock < c.rows ? begin + kChunkBlock : c.rows;
+    GemmC s{scratch.s + begin * scratch.ld_rows, scratch.ld_rows};
+    s.prefetch = prefetch;
     Operands::multiply(end - begin, end, shape.head_dim, scratch.q + begin * scratch.ld_k,
-                       scratch.ld_k, scratch.k_transposed, scratch.ld_rows,
-                       {scratch.s + begin * scratch.ld_rows, scratch.ld_rows});
+                       scratch.ld_k, scratch.k_transposed, scratch.ld_rows, s);
     for (int64_t i = begin; i < end; ++i) {
       decay_row<F>(c.gates, c.gates.weight, shape.scale, i, end, scratch.s + i * scratch.ld_rows,
                    scratch.p + i * scratch.ld_rows);
@@ -113,6 +136,7 @@ void fwd_products(const ScalarDecayFwdChunk& c, const ChunkRows& q,
       GemmC out{scratch.out + from * scratch.ld_v, scratch.ld_v};
       out.accumulate = accumulate;
       if (accumulate) out.row_scale = scratch.factors.from_state + from;
+      out.prefetch = prefetch;
       Operands::multiply(to - from, columns, end, scratch.p + from * scratch.ld_rows,
                          scratch.ld_rows, scratch.v, scratch.ld_v, out);
     };
@@ -167,8 +191,10 @@ bool scalar_decay_fwd_chunk(const ScalarDecayFwdChunk& c) {
                         scratch.state, scratch.ld_v);
     }
   }
+  RowPrefetch prefetch;
   for (int64_t member = 0; member < c.num_members; ++member) {
-    fwd_products<F, Operands>(c, c.q[member], state, scratch);
+    prefetch = fwd_prefetch(c, member);
+    fwd_products<F, Operands>(c, member, state, &prefetch, scratch);
     finish_fwd(c, c.out[member], scratch);
   }
 
@@ -177,7 +203,7 @@ bool scalar_decay_fwd_chunk(const ScalarDecayFwdChunk& c) {
                     scratch.factors.to_state, scratch.v_decayed, scratch.ld_v);
   update_state<Operands>(shape.head_dim, state_columns(shape), c.rows, scratch.factors.state,
                          c.has_state, scratch.k, scratch.ld_k, scratch.v_decayed, scratch.ld_v,
-                         c.state);
+                         c.state, &prefetch);
   return true;
 }
 

@@ -56,6 +56,7 @@ struct ScalarDecayFwdChunk {
   int64_t num_members;
   ChunkGates gates;
   const float* skip;  ///< head_dim_v factors of v, added to the output; may be null
+  int64_t next_rows;  ///< of the following chunk, right behind these: to be fetched meanwhile
   float* state;       ///< before the chunk, then behind it
   bool has_state;     ///< false: it is zero, and `state` is only written
   char* scratch;
@@ -86,6 +87,8 @@ struct ScalarDecayBwdChunk {
   const ChunkRows* dq_rows;  ///< of each output head; no data where it is not wanted
   ChunkRows dk_rows;
   ChunkRows dv;
+  /// Rows of the inputs that will be taken next, counted from this chunk's first: to be fetched.
+  int64_t next_begin, next_end;
   double* dlog_decay;  ///< of each row
   double* dweight;     ///< only where there are weights
   double* dskip;       ///< head_dim_v sums, added to
