@@ -12,7 +12,7 @@
 #include "core/workspace.hpp"
 #include "cpu/cpu_info.hpp"
 #include "cpu/kernels/attention_kernels.hpp"
-#include "cpu/kernels/scalar_decay_types.hpp"
+#include "cpu/kernels/linear_kernels.hpp"
 #include "cpu/kernels/serving_kernels.hpp"
 #include "cpu/score_programs.hpp"
 #include "ops/attention/implementations.hpp"
@@ -34,7 +34,7 @@ struct IsaEntry {
   const AttentionKernels* kernels;
   std::string_view merge_name;
   const ServingKernels* serving;
-  const ScalarDecayKernels* scalar_decay;
+  const LinearKernels* linear;
 };
 
 /// The operands that a problem is computed with: bf16 pairs for bf16 inputs where there are any.

@@ -37,8 +37,8 @@ struct StateElements {
   char* at(int64_t row, int64_t col) const { return data + row * row_stride + col * col_stride; }
 };
 
-void load_rows(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t rows,
-               int64_t cols, int64_t ld, float* to) {
+void load_matrix(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t rows,
+                 int64_t cols, int64_t ld, float* to) {
   if (!tensor) return;
   const StateElements from(tensor, batch_idx, head);
   for (int64_t r = 0; r < rows; ++r) {
@@ -52,8 +52,8 @@ void load_rows(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_
   }
 }
 
-void store_rows(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t rows,
-                int64_t cols, int64_t ld, const float* from) {
+void store_matrix(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t rows,
+                  int64_t cols, int64_t ld, const float* from) {
   if (!tensor) return;
   const StateElements to(tensor, batch_idx, head);
   for (int64_t r = 0; r < rows; ++r) {
@@ -82,16 +82,30 @@ ChunkRows chunk_rows(const HeadRows& rows, int64_t begin) {
 void load_state_rows(const LinearProblem& problem, const LinearStates& states, int64_t batch_idx,
                      int64_t head, bool has_norm, int64_t ld, float* state) {
   std::fill_n(state, problem.head_dim * ld, 0.0f);
-  load_rows(states.state, batch_idx, head, problem.head_dim, problem.head_dim_v, ld, state);
+  load_matrix(states.state, batch_idx, head, problem.head_dim, problem.head_dim_v, ld, state);
   if (!has_norm) return;
-  load_rows(states.norm, batch_idx, head, problem.head_dim, 1, ld, state + problem.head_dim_v);
+  load_matrix(states.norm, batch_idx, head, problem.head_dim, 1, ld, state + problem.head_dim_v);
 }
 
 void store_state_rows(const LinearProblem& problem, const LinearStates& states, int64_t batch_idx,
                       int64_t head, bool has_norm, int64_t ld, const float* state) {
-  store_rows(states.state, batch_idx, head, problem.head_dim, problem.head_dim_v, ld, state);
+  store_matrix(states.state, batch_idx, head, problem.head_dim, problem.head_dim_v, ld, state);
   if (!has_norm) return;
-  store_rows(states.norm, batch_idx, head, problem.head_dim, 1, ld, state + problem.head_dim_v);
+  store_matrix(states.norm, batch_idx, head, problem.head_dim, 1, ld, state + problem.head_dim_v);
+}
+
+void load_state_columns(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t first,
+                        int64_t count, int64_t ld, float* state) {
+  if (!tensor) return;
+  load_matrix(tensor.sliced(3, first, first + count), batch_idx, head, tensor.shape[2], count, ld,
+              state);
+}
+
+void store_state_columns(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t first,
+                         int64_t count, int64_t ld, const float* state) {
+  if (!tensor) return;
+  store_matrix(tensor.sliced(3, first, first + count), batch_idx, head, tensor.shape[2], count, ld,
+               state);
 }
 
 ChunkGateRows::ChunkGateRows(int64_t max_rows)

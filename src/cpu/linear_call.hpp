@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "cpu/kernels/scalar_decay_types.hpp"
+#include "cpu/kernels/linear_kernels.hpp"
 #include "ops/linear/implementation.hpp"
 #include "ops/linear/sequences.hpp"
 #include "ops/scalar_decay/gates.hpp"
@@ -29,6 +29,13 @@ void load_state_rows(const LinearProblem& problem, const LinearStates& states, i
                      int64_t head, bool has_norm, int64_t ld, float* state);
 void store_state_rows(const LinearProblem& problem, const LinearStates& states, int64_t batch_idx,
                       int64_t head, bool has_norm, int64_t ld, const float* state);
+
+/// Columns [first, first + count) of a head of a matrix state, in rows of `ld` floats. An absent
+/// tensor leaves `state` as it is.
+void load_state_columns(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t first,
+                        int64_t count, int64_t ld, float* state);
+void store_state_columns(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t first,
+                         int64_t count, int64_t ld, const float* state);
 
 /// The gates of one chunk of a head.
 class ChunkGateRows {

@@ -11,6 +11,7 @@
 #include "cpu/attention_call.hpp"
 #include "cpu/attention_merge.hpp"
 #include "cpu/cpu_info.hpp"
+#include "cpu/recurrent_call.hpp"
 #include "cpu/scalar_decay_call.hpp"
 #include "ops/linear/implementation.hpp"
 
@@ -21,7 +22,7 @@ namespace {
 #define FLASHTILE_ENTRY(isa_value, name)                                                   \
   IsaEntry {                                                                               \
     isa_value, "attention_fwd_" #name, "attention_bwd_" #name, &name::attention_kernels(), \
-        "attention_merge_" #name, &name::serving_kernels(), &name::scalar_decay_kernels()  \
+        "attention_merge_" #name, &name::serving_kernels(), &name::linear_kernels()        \
   }
 
 /// From worst to best; `attention_kernels` of a set that the build lacks is not named.
@@ -145,6 +146,22 @@ std::vector<MergeImplementation> merge_list(std::index_sequence<index...>) {
   return available<MergeImplementation>(all);
 }
 
+template <size_t index>
+LinearImplementation recurrent_implementation() {
+  return {isa_name(all_entries()[index].isa), refuse_linear,
+          [](const LinearProblem& p) { return plan_recurrent_fwd(all_entries()[index], p); },
+          [](const LinearProblem& p, const LinearPlan& plan, const LinearArgs& args,
+             const Context& context) {
+            launch_recurrent_fwd(all_entries()[index], p, plan, args, context);
+          }};
+}
+
+template <size_t... index>
+std::vector<LinearImplementation> recurrent_list(std::index_sequence<index...>) {
+  const LinearImplementation all[] = {recurrent_implementation<index>()...};
+  return available<LinearImplementation>(all);
+}
+
 template <size_t... index>
 std::vector<LinearImplementation> scalar_decay_list(LinearPass pass,
                                                     std::index_sequence<index...>) {
@@ -164,8 +181,18 @@ std::vector<MergeImplementation> cpu_merge_implementations() {
 }
 
 std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily family, LinearPass pass) {
-  if (family != LinearFamily::kScalarDecay) return {};
-  return cpu::scalar_decay_list(pass, std::make_index_sequence<cpu::kNumEntries>());
+  const auto entries = std::make_index_sequence<cpu::kNumEntries>();
+  switch (family) {
+    case LinearFamily::kScalarDecay:
+      return cpu::scalar_decay_list(pass, entries);
+    case LinearFamily::kVectorDecay:
+    case LinearFamily::kDelta:
+      if (pass == LinearPass::kForward) return cpu::recurrent_list(entries);
+      break;
+    default:
+      break;
+  }
+  return {};
 }
 
 }  // namespace flashtile

@@ -33,8 +33,8 @@ struct BwdSizes {
 
   BwdSizes(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows)
       : shape(scalar_decay_shape(problem, max_rows)),
-        ld_k(isa.scalar_decay->dk_ld(shape)),
-        ld_v(isa.scalar_decay->state_ld(shape)),
+        ld_k(isa.linear->scalar_decay.dk_ld(shape)),
+        ld_v(isa.linear->scalar_decay.state_ld(shape)),
         num_states(states_a_key(problem)) {
     const int64_t columns = shape.head_dim_v + (shape.divisor == ChunkDivisor::kNone ? 0 : 1);
     state_floats = columns * ld_k;
@@ -57,7 +57,7 @@ struct BwdMemory {
 
   BwdMemory(const IsaEntry& isa, const LinearProblem& problem, const BwdSizes& sizes,
             WorkspaceCursor& cursor) {
-    const auto& operands = scalar_decay_operands(*isa.scalar_decay, problem.dtype);
+    const auto& operands = scalar_decay_operands(isa.linear->scalar_decay, problem.dtype);
     span_states = cursor.take<float>(sizes.num_states * sizes.num_spans * sizes.state_floats);
     chunk_states = cursor.take<float>(sizes.num_states * sizes.span_chunks * sizes.state_floats);
     row_state = cursor.take<float>(sizes.state_floats);
@@ -91,7 +91,7 @@ class BwdStream {
         sequence_(sequence),
         key_head_(key_head),
         memory_(memory),
-        operands_(scalar_decay_operands(*isa.scalar_decay, problem.dtype)),
+        operands_(scalar_decay_operands(isa.linear->scalar_decay, problem.dtype)),
         gate_rows_(sizes.shape.max_rows),
         num_chunks_(ceil_div(sequence.length, sizes.shape.max_rows)) {
     for (int64_t i = 0; i < sizes.num_states; ++i) add_head(key_head * sizes.num_states + i);

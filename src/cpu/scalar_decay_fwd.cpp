@@ -42,8 +42,8 @@ struct FwdMemory {
 
   FwdMemory(const IsaEntry& isa, const LinearProblem& problem, const ScalarDecayShape& shape,
             WorkspaceCursor& cursor) {
-    const auto& operands = scalar_decay_operands(*isa.scalar_decay, problem.dtype);
-    state = cursor.take<float>(problem.head_dim * isa.scalar_decay->state_ld(shape));
+    const auto& operands = scalar_decay_operands(isa.linear->scalar_decay, problem.dtype);
+    state = cursor.take<float>(problem.head_dim * isa.linear->scalar_decay.state_ld(shape));
     scratch = cursor.take<char>(operands.fwd_scratch_bytes(shape));
   }
 };
@@ -58,8 +58,8 @@ class FwdStream {
         sequence_(sequence),
         head_(head),
         shape_(scalar_decay_shape(problem, plan.chunk_size)),
-        operands_(scalar_decay_operands(*isa.scalar_decay, problem.dtype)),
-        ld_(isa.scalar_decay->state_ld(shape_)),
+        operands_(scalar_decay_operands(isa.linear->scalar_decay, problem.dtype)),
+        ld_(isa.linear->scalar_decay.state_ld(shape_)),
         gates_(scalar_gates(problem, args, sequence, head)),
         gate_rows_(plan.chunk_size) {
     for (int64_t j = 0; args.inputs.D && j < problem.head_dim_v; ++j) {

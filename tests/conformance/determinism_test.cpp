@@ -34,6 +34,7 @@ constexpr const char* kProblems[] = {
     "simple_gla_fwd:b4:hq8:hkv4:t130:d64:dv32:g:initial_state:final_state",
     "simple_gla_bwd:b2:hq8:hkv4:t130:d64:dv32:g:initial_state:bf16",
     "mamba2_bwd:b3:hq4:num_groups=2:t130:d32:dv64:D:dt_bias:dt_softplus",
+    "kda_fwd:b1:hq1:t130:d64:dv300:initial_state:final_state",
 };
 
 /// Runs tasks on threads that start and end with each call.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels of linear attention that work in chunks, against the recurrent reference and against
-// themselves: lengths around chunks and blocks, carried states, packed sequences, NaN.
+// Kernels of linear attention, in chunks and row by row, against the recurrent reference and
+// against themselves: lengths around chunks and blocks, carried states, packed sequences, NaN.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,6 +32,14 @@ constexpr const char* kProblems[] = {
     "mamba2_bwd:b1:hq3:t130:d24:dv16:D[hq,dv]:dt_softplus:bf16",
     "mlstm_exp_bwd:b1:hq4:hkv2:t130:d24:dv16:initial_state:initial_norm:initial_max:dfinal_state",
     "mlstm_sig_bwd:b1:hq2:t130:d24:dv16:normalize:dfinal_norm",
+    "gla_fwd:b1:hq4:hkv2:t97:d33:dv70:initial_state:final_state",
+    "gla_fwd:b2:hq2:t70:d24:dv200:bf16",
+    "rwkv6_fwd:hq4:hkv2:d20:dv24:cu_seqlens={0,40,40,141}:initial_state",
+    "delta_rule_fwd:b1:hq2:num_heads_v=4:t70:d24:dv40:qk_l2norm:f16",
+    "gated_delta_rule_fwd:b1:hq2:t130:d128:dv72:initial_state:final_state",
+    "kda_fwd:b1:hq2:t70:d24:dv40:bf16:final_state",
+    "rwkv7_fwd:b1:hq2:t70:d24:dv40:initial_state:final_state",
+    "iplr_delta_rule_fwd:b1:hq2:t70:d24:dv40",
 };
 INSTANTIATE_TEST_SUITE_P(Problems, LinearChunkProblems, testing::ValuesIn(kProblems),
                          [](const testing::TestParamInfo<const char*>& test) {

@@ -4,20 +4,9 @@
 // of rows of one state, over plain data. Formulas are in scalar_decay_chunk.hpp.
 #pragma once
 
-#include <cstdint>
-
-#include "flashtile/dtype.hpp"
+#include "cpu/kernels/chunk_rows.hpp"
 
 namespace flashtile::cpu {
-
-/// Rows of a chunk, one for each time, at a constant distance in bytes; elements of a row are
-/// `stride` elements apart.
-struct ChunkRows {
-  char* data;
-  int64_t row_stride;
-  int64_t stride;
-  DType dtype;
-};
 
 /// What an output is divided by, with d = scale q.n.
 enum class ChunkDivisor : uint8_t { kNone, kSum, kAtLeastOne, kAtLeastFloor };
@@ -113,22 +102,5 @@ struct ScalarDecayKernels {
   ScalarDecayOperandKernels float_operands;  ///< f32 arithmetic; any input dtype
   ScalarDecayOperandKernels bf16_operands;   ///< null functions where there is no bf16 dot
 };
-
-// One for each instruction set that this build has; see src/cpu/registry.cpp.
-namespace scalar {
-const ScalarDecayKernels& scalar_decay_kernels();
-}
-namespace avx2 {
-const ScalarDecayKernels& scalar_decay_kernels();
-}
-namespace avx512 {
-const ScalarDecayKernels& scalar_decay_kernels();
-}
-namespace avx512_bf16 {
-const ScalarDecayKernels& scalar_decay_kernels();
-}
-namespace neon {
-const ScalarDecayKernels& scalar_decay_kernels();
-}
 
 }  // namespace flashtile::cpu

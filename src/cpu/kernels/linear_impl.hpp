@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The table of scalar-decay kernels of one instruction set; included by one file for each.
+// The table of linear attention's kernels of one instruction set; included by one file for each.
 
+#include "cpu/kernels/linear_kernels.hpp"
+#include "cpu/kernels/recurrent_fwd.hpp"
 #include "cpu/kernels/scalar_decay_bwd.hpp"
 #include "cpu/kernels/scalar_decay_fwd.hpp"
 
@@ -27,19 +29,24 @@ constexpr ScalarDecayOperandKernels scalar_decay_operand_kernels() {
           scalar_decay_bwd_chunk<F, Operands>};
 }
 
+inline constexpr RecurrentKernels kRecurrentKernels = {kStripWidth, recurrent_scratch_bytes,
+                                                       recurrent_load_strips,
+                                                       recurrent_store_strips, recurrent_fwd_chunk};
+
 /// Where a result is rounded to 16 bits the cheaper exponential is exact enough.
 #if defined(__AVX512BF16__)
-constexpr ScalarDecayKernels kScalarDecayKernels = {
-    scalar_decay_state_ld, scalar_decay_dk_ld, scalar_decay_operand_kernels<FloatOperands, Exp2>(),
-    scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>()};
+constexpr LinearKernels kLinearKernels = {
+    {scalar_decay_state_ld, scalar_decay_dk_ld, scalar_decay_operand_kernels<FloatOperands, Exp2>(),
+     scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>()},
+    kRecurrentKernels};
 #else
-constexpr ScalarDecayKernels kScalarDecayKernels = {
-    scalar_decay_state_ld,
-    scalar_decay_dk_ld,
-    scalar_decay_operand_kernels<FloatOperands, Exp2>(),
-    {}};
+constexpr LinearKernels kLinearKernels = {{scalar_decay_state_ld,
+                                           scalar_decay_dk_ld,
+                                           scalar_decay_operand_kernels<FloatOperands, Exp2>(),
+                                           {}},
+                                          kRecurrentKernels};
 #endif
 
-const ScalarDecayKernels& scalar_decay_kernels() { return kScalarDecayKernels; }
+const LinearKernels& linear_kernels() { return kLinearKernels; }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one instruction set offers to the launchers of linear attention.
+#pragma once
+
+#include "cpu/kernels/recurrent_types.hpp"
+#include "cpu/kernels/scalar_decay_types.hpp"
+
+namespace flashtile::cpu {
+
+struct LinearKernels {
+  ScalarDecayKernels scalar_decay;
+  RecurrentKernels recurrent;
+};
+
+// One for each instruction set that this build has; see src/cpu/registry.cpp.
+namespace scalar {
+const LinearKernels& linear_kernels();
+}
+namespace avx2 {
+const LinearKernels& linear_kernels();
+}
+namespace avx512 {
+const LinearKernels& linear_kernels();
+}
+namespace avx512_bf16 {
+const LinearKernels& linear_kernels();
+}
+namespace neon {
+const LinearKernels& linear_kernels();
+}
+
+}  // namespace flashtile::cpu

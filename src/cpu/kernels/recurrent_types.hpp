@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one instruction set offers to the launchers of recurrences that are worked out row by row:
+// vector decay and the delta family. Formulas are in recurrent_fwd.hpp.
+#pragma once
+
+#include "cpu/kernels/chunk_rows.hpp"
+
+namespace flashtile::cpu {
+
+/// How a row changes the decayed state.
+enum class RecurrentUpdate : uint8_t {
+  kAdd,      ///< + k v'
+  kDelta,    ///< + k (beta (v - R' k))', R the decayed state
+  kLowRank,  ///< + b (S' a)' + k v', S the state before the decay
+};
+
+/// Some rows of one state, for `num_strips` strips of its columns. A strip has `strip_width`
+/// columns: head_dim rows of floats without gaps, so that it stays in the first cache. Columns
+/// beyond head_dim_v are zero.
+struct RecurrentChunk {
+  RecurrentUpdate update;
+  bool reads_before;  ///< q reads the state before the row
+  bool normalizes;    ///< q and k are divided by sqrt(sum of squares + 1e-6)
+  float scale;
+  int64_t rows;      ///< at most max_rows
+  int64_t max_rows;  ///< that the scratch was made for
+  int64_t head_dim;
+  int64_t head_dim_v;
+  int64_t first_strip;
+  int64_t num_strips;
+  const ChunkRows* q;  ///< of each output head that reads the state
+  const ChunkRows* out;
+  int64_t num_members;
+  ChunkRows k, v;
+  ChunkRows g;          ///< log decays; no data: none
+  bool is_vector_gate;  ///< one for each key dimension
+  ChunkRows beta;       ///< kDelta
+  ChunkRows a, b;       ///< kLowRank
+  const float* bonus;   ///< head_dim weights of the row's own k v' in what is read; may be null
+  float* strips;        ///< from first_strip on
+  char* scratch;
+};
+
+struct RecurrentKernels {
+  int64_t strip_width;  ///< columns
+  int64_t (*scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
+                           int64_t num_members);
+  /// Between rows of `ld` floats and strips [first, first + count).
+  void (*load_strips)(const float* state, int64_t ld, int64_t head_dim, int64_t head_dim_v,
+                      int64_t first, int64_t count, float* strips);
+  void (*store_strips)(const float* strips, int64_t head_dim, int64_t head_dim_v, int64_t first,
+                       int64_t count, float* state, int64_t ld);
+  void (*fwd_chunk)(const RecurrentChunk& chunk);
+};
+
+}  // namespace flashtile::cpu

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forward of vector decay and of the delta family on the CPU. A task is one state of one sequence,
+// or some strips of its columns where states are fewer than workers: columns do not depend on each
+// other, so the bits are the same.
+#include <algorithm>
+
+#include "core/executor.hpp"
+#include "core/workspace.hpp"
+#include "cpu/recurrent_call.hpp"
+
+namespace flashtile::cpu {
+namespace {
+
+/// Rows whose inputs are packed together.
+constexpr int64_t kRecurrentRows = 32;
+
+int64_t num_strips_of(const IsaEntry& isa, const LinearProblem& problem) {
+  return ceil_div(problem.head_dim_v, isa.linear->recurrent.strip_width);
+}
+
+struct RecurrentMemory {
+  float* strips;
+  float* state;  ///< rows of all columns, on the way from and to the caller
+  char* scratch;
+
+  RecurrentMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
+                  WorkspaceCursor& cursor) {
+    const RecurrentKernels& kernels = isa.linear->recurrent;
+    const int64_t columns = num_strips_of(isa, problem) * kernels.strip_width;
+    strips = cursor.take<float>(problem.head_dim * columns);
+    state = cursor.take<float>(problem.head_dim * columns);
+    scratch = cursor.take<char>(kernels.scratch_bytes(max_rows, problem.head_dim,
+                                                      problem.head_dim_v, problem.heads_a_state()));
+  }
+};
+
+/// Some strips of one state of one sequence.
+class RecurrentStream {
+ public:
+  RecurrentStream(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                  const LinearArgs& args, const LinearSequence& sequence, int64_t head)
+      : kernels_(isa.linear->recurrent),
+        problem_(problem),
+        args_(args),
+        sequence_(sequence),
+        head_(head),
+        max_rows_(plan.chunk_size),
+        ld_(num_strips_of(isa, problem) * kernels_.strip_width) {
+    for (int64_t i = 0; args.inputs.u_bonus && i < problem.head_dim; ++i) {
+      bonus_.push_back(static_cast<float>(load_parameter(args.inputs.u_bonus, head, i)));
+    }
+  }
+
+  void run(int64_t first_strip, int64_t num_strips, const RecurrentMemory& memory) {
+    const int64_t first = first_strip * kernels_.strip_width;
+    const int64_t count =
+        std::min((first_strip + num_strips) * kernels_.strip_width, problem_.head_dim_v) - first;
+    std::fill_n(memory.state, problem_.head_dim * ld_, 0.0f);
+    load_state_columns(args_.initial_states.state, sequence_.batch_idx, head_, first, count, ld_,
+                       memory.state + first);
+    kernels_.load_strips(memory.state, ld_, problem_.head_dim, problem_.head_dim_v, first_strip,
+                         num_strips, memory.strips);
+    for (int64_t begin = 0; begin < sequence_.length; begin += max_rows_) {
+      run_rows(begin, std::min(max_rows_, sequence_.length - begin), first_strip, num_strips,
+               memory);
+    }
+    kernels_.store_strips(memory.strips, problem_.head_dim, problem_.head_dim_v, first_strip,
+                          num_strips, memory.state, ld_);
+    store_state_columns(args_.final_states.state, sequence_.batch_idx, head_, first, count, ld_,
+                        memory.state + first);
+  }
+
+ private:
+  ChunkRows rows(const TensorView& tensor, int64_t head, int64_t begin) const {
+    return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
+  }
+
+  void run_rows(int64_t begin, int64_t count, int64_t first_strip, int64_t num_strips,
+                const RecurrentMemory& memory) {
+    const LinearOp& op = *problem_.op;
+    const LinearTensors& in = args_.inputs;
+    q_.clear();
+    out_.clear();
+    for (int64_t member = 0; member < problem_.heads_a_state(); ++member) {
+      const int64_t head_out = head_ * problem_.heads_a_state() + member;
+      q_.push_back(rows(in.q, problem_.query_head_of(head_out), begin));
+      out_.push_back(rows(args_.out, head_out, begin));
+    }
+    RecurrentChunk chunk{};
+    chunk.update = op.update == LinearUpdate::kDelta     ? RecurrentUpdate::kDelta
+                   : op.update == LinearUpdate::kLowRank ? RecurrentUpdate::kLowRank
+                                                         : RecurrentUpdate::kAdd;
+    chunk.reads_before = op.reads_before;
+    chunk.normalizes = args_.qk_l2norm;
+    chunk.scale = static_cast<float>(problem_.scale);
+    chunk.rows = count;
+    chunk.max_rows = max_rows_;
+    chunk.head_dim = problem_.head_dim;
+    chunk.head_dim_v = problem_.head_dim_v;
+    chunk.first_strip = first_strip;
+    chunk.num_strips = num_strips;
+    chunk.q = q_.data();
+    chunk.out = out_.data();
+    chunk.num_members = problem_.heads_a_state();
+    chunk.k = rows(in.k, problem_.key_head_of(head_), begin);
+    chunk.v = rows(in.v, head_, begin);
+    chunk.g = rows(in.g, head_, begin);
+    chunk.is_vector_gate = op.gate == LinearGate::kVectorLogDecay;
+    chunk.beta = rows(in.beta, head_, begin);
+    chunk.a = rows(in.a, head_, begin);
+    chunk.b = rows(in.b, head_, begin);
+    chunk.bonus = bonus_.empty() ? nullptr : bonus_.data();
+    chunk.strips = memory.strips;
+    chunk.scratch = memory.scratch;
+    kernels_.fwd_chunk(chunk);
+  }
+
+  const RecurrentKernels& kernels_;
+  const LinearProblem& problem_;
+  const LinearArgs& args_;
+  const LinearSequence& sequence_;
+  int64_t head_;
+  int64_t max_rows_;
+  int64_t ld_;
+  std::vector<float> bonus_;
+  std::vector<ChunkRows> q_, out_;
+};
+
+}  // namespace
+
+LinearPlan plan_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem) {
+  LinearPlan plan;
+  plan.implementation = isa_name(isa.isa);
+  plan.chunk_size = std::clamp<int64_t>(problem.max_seqlen, 1, kRecurrentRows);
+  plan.num_tasks = problem.batch_size * problem.num_state_heads;
+  if (plan.num_tasks == 0) return plan;
+  WorkspaceCursor cursor;
+  RecurrentMemory(isa, problem, plan.chunk_size, cursor);
+  plan.bytes_a_worker = cursor.used();
+  return plan;
+}
+
+void launch_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                          const LinearArgs& args, const Context& context) {
+  if (plan.num_tasks == 0) return;
+  const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
+  const std::string_view op = linear_op_name(*problem.op, problem.pass);
+  const double work = static_cast<double>(problem.num_rows * problem.num_out_heads) *
+                      static_cast<double>(4 * problem.head_dim * problem.head_dim_v);
+  const Context limited = with_workers_for(work, context);
+  const int64_t num_workers = num_workers_of(limited);
+  const Workspace workspace(op, context, plan.bytes_for(op, num_workers));
+  const int64_t num_strips = num_strips_of(isa, problem);
+  const int64_t strips_a_task =
+      ceil_div(num_strips, std::clamp<int64_t>(2 * num_workers / plan.num_tasks, 1, num_strips));
+  const int64_t parts = ceil_div(num_strips, strips_a_task);
+  parallel_for(limited, plan.num_tasks * parts, [&](int64_t task, int worker) {
+    WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
+    const RecurrentMemory memory(isa, problem, plan.chunk_size, cursor);
+    const int64_t stream = task / parts;
+    const int64_t first = task % parts * strips_a_task;
+    const auto& sequence = sequences[static_cast<size_t>(stream / problem.num_state_heads)];
+    RecurrentStream(isa, problem, plan, args, sequence, stream % problem.num_state_heads)
+        .run(first, std::min(strips_a_task, num_strips - first), memory);
+  });
+}
+
+}  // namespace flashtile::cpu
