@@ -170,6 +170,8 @@ TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
        "attention_fwd:b4:hq8:sq4096:d64:aux.t[4096]:bf16:mask='t[q_idx] == t[k_idx]'",
        "attention_fwd:b4:hq8:sq4096:d128:causal:aux.t[9000]:bf16:score='score + t[q_idx - k_idx]'",
        "attention_fwd:b4:hq8:sq4096:d64:bias[1,hq,sq,sk]:bf16",
+       "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d64:causal"
+       ":softcap=30:alibi_slopes[hq]:dropout_p=0.1:bf16",
        "attention_fwd:b4:hq8:sq4096:d128:causal:dropout_p=0.1:bf16",
        "attention_fwd:b4:hq16:sq2048:ps16:np512:pp128:d128:block_table:causal:bf16",
        "attention_fwd:b4:hq16:sq4096:ps256:np512:pp128:d64:block_table:causal:bf16"}) {

@@ -199,7 +199,9 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   tiling.reference = choose_reference(problem, flags);
   const bool follows = tiling.reference == Sm90Reference::kMaximum;
   // Registers for more than an exponential of each score.
-  const bool is_heavy = is_general(flags) || flags.has_softcap || problem.dropout.is_on;
+  const bool is_heavy = is_general(flags) || flags.has_softcap || problem.dropout.is_on ||
+                        (flags.has_alibi && problem.wants_max_logit) ||
+                        (needs_sequence(flags, problem) && has_own_lengths(problem));
   const bool is_bare = !flags.has_options && !flags.has_block_map();
   const bool finds_pages = problem.page_size > 0;
   if (largest <= 64) {
@@ -211,14 +213,15 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
         problem.window_right) {
       tiling.reference = Sm90Reference::kZero;
     }
-    tiling.copy_registers = finds_pages ? 56 : 32;
-    tiling.compute_registers = finds_pages ? 152 : shape.num_warpgroups == 4 ? 112 : 160;
+    const bool copies_more = finds_pages || (is_heavy && has_own_lengths(problem));
+    tiling.copy_registers = copies_more ? 56 : 32;
+    tiling.compute_registers = copies_more ? 152 : shape.num_warpgroups == 4 ? 112 : 160;
     return tiling;
   }
   tiling.copy_registers = finds_pages ? 56 : 40;
   tiling.compute_registers = finds_pages ? 224 : 232;
   if (largest <= 128) {
-    if (is_general(flags) || flags.has_softcap) shape.block_n = 64;
+    if (is_heavy && flags.has_options) shape.block_n = 64;
     tiling.query_in_registers = !is_heavy;
     tiling.holds_back = !follows && !is_heavy;
     if (!follows && is_short && is_bare) tiling.reference = Sm90Reference::kZero;
