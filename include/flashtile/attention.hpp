@@ -108,7 +108,7 @@ struct AttentionOptions {
   /// and on nothing else: not on the batch, on other queries of the call, on pages or threads. So
   /// keys that are appended token by token give what one call for all of them gives, to the bit.
   /// Of attention_bwd, what a sequence gives does not depend on other sequences. Decoding packs
-  /// keys then, which takes about twice as long. Refused on a GPU.
+  /// keys then, some five times as long. Refused on a GPU.
   bool batch_invariant = false;
 
   // What k and v of i8 or e4m3 are multiplied by, f32, finite: (heads_kv); by sequence, or line of

@@ -40,7 +40,32 @@ struct BitsCheck {
   FLASHTILE_INLINE void add(Vu x) {
     seen = seen | ((x & broadcast_u(0x7F80)) == broadcast_u(0x7F80));
   }
+  FLASHTILE_INLINE void add_pairs(Vu x) {
+    add(x);
+    add(x >> 16);
+  }
 };
+
+/// Elements d .. d + 2 kLanes - 1 of a row as pairs; zeros from dim on, and for a null row.
+template <typename T>
+FLASHTILE_INLINE Vu load_row_pairs(const T* row, int64_t d, int64_t dim, int64_t stride,
+                                   float scale) {
+  Bf16 line[2 * kLanes];
+  for (int half = 0; half < 2; ++half) {
+    const int64_t first = d + half * kLanes;
+    store_u16(&line[half * kLanes].bits, load_bf16_bits(row, first, dim - first, stride, scale));
+  }
+  Vu pairs;
+  __builtin_memcpy(&pairs, line, sizeof(line));
+  return pairs;
+}
+FLASHTILE_INLINE Vu load_row_pairs(const Bf16* row, int64_t d, int64_t dim, int64_t stride,
+                                   float scale) {
+  if (row != nullptr && stride == 1 && dim - d >= 2 * kLanes) {
+    return load_u(reinterpret_cast<const uint32_t*>(row + d));  // they are pairs in memory
+  }
+  return load_row_pairs<Bf16>(row, d, dim, stride, scale);
+}
 
 template <typename T>
 bool pack_rows_bf16_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
@@ -86,14 +111,8 @@ bool pack_pairs_transposed_of(const RowSource& src, int64_t rows, int64_t dim, B
       for (int i = 0; i < kLanes; ++i) {
         const T* row = r + i < rows ? static_cast<const T*>(src.rows[r + i]) : nullptr;
         const float scale = row != nullptr ? row_scale_of<T>(src, r + i) : 1;
-        Bf16 line[2 * kLanes];
-        for (int half = 0; half < 2; ++half) {
-          const int64_t first = d + half * kLanes;
-          const Vu x = load_bf16_bits(row, first, dim - first, src.stride, scale);
-          check.add(x);
-          store_u16(&line[half * kLanes].bits, x);
-        }
-        __builtin_memcpy(&block[i], line, sizeof(line));
+        block[i] = load_row_pairs(row, d, dim, src.stride, scale);
+        check.add_pairs(block[i]);
       }
       transpose(block);
       const int64_t pairs = (dim - d + 1) / 2;
