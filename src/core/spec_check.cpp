@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Faults of an operator table, found when an op is registered and in a test of the built-in ones.
+#include <algorithm>
 #include <set>
 
 #include "core/op_spec.hpp"

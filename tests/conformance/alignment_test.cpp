@@ -4,6 +4,8 @@
 // are the identity, so that the output shows which keys are seen.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "flashtile/error.hpp"
 #include "flashtile/presets.hpp"
 #include "support/attention_runs.hpp"

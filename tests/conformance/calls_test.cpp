@@ -3,6 +3,7 @@
 // Determinism, batches, dropout masks, caches: reports from other libraries, as small inputs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "flashtile/error.hpp"

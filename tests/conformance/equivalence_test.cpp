@@ -4,6 +4,7 @@
 // and a packed one, one call and its parts.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "flashtile/presets.hpp"

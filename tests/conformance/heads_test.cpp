@@ -3,6 +3,7 @@
 // Grouped heads and unequal head dims: reports from other libraries, as small inputs.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "flashtile/error.hpp"

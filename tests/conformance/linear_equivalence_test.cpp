@@ -4,6 +4,7 @@
 // with the state carried over, packed, with heads repeated instead of shared.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "op_runs.hpp"

@@ -5,6 +5,7 @@
 // skipped.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "ops/attention/mask.hpp"

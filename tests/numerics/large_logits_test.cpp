@@ -3,6 +3,8 @@
 // The backward in float32 where logits, and with them the rounding of lse, are large.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "support/attention_runs.hpp"
 #include "support/problem_cases.hpp"
 

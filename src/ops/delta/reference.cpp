@@ -13,6 +13,8 @@
 //   delta     de = dS' k, dk = dS e, dbeta = de.r, dv = beta de, dk -= R dv, dR = dS - k dv'
 //   low rank  dk = dS v, dv = dS' k, db = dS x, dx = dS' b, da = S_{t-1} dx, dR = dS
 //   dg_i = (row i of R).(row i of dR); dS_{t-1} = Diag(exp(g)) dR, and for low rank + a dx'
+#include <algorithm>
+
 #include "ops/delta/delta.hpp"
 #include "ops/linear/recurrent_head.hpp"
 
