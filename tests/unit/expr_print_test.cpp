@@ -159,6 +159,36 @@ Call make_call(const Data& data, const Variables& at) {
           [](const Data* d, int64_t a) { return d->read_j(a); }};
 }
 
+int count_of(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(ExprPrint, SplitTextReadsOnceForAQueryAndOnceForAKey) {
+  const std::vector<AuxSignature> aux = {{"ids", 1, false}, {"all", 0, false}};
+  const SplitText split =
+      print_split(parse_mask("ids[q_idx + 1] == ids[k_idx] && k_idx % 3 != head % 2", aux));
+  EXPECT_EQ(count_of(split.row, "aux_ids("), 1);
+  EXPECT_EQ(count_of(split.column, "aux_ids("), 1);
+  EXPECT_EQ(count_of(split.pair, "aux_ids("), 0);
+  // The head may differ from row to row of a tile: it is none of the key's.
+  EXPECT_EQ(count_of(split.row, "int_mod("), 1);
+  EXPECT_EQ(count_of(split.column, "int_mod("), 1);
+  EXPECT_EQ(count_of(split.pair, "int_mod("), 0);
+  EXPECT_EQ(count_of(split.pair, "row.v"), 2);
+  EXPECT_EQ(count_of(split.pair, "column.v"), 2);
+
+  const SplitText of_key = print_split(parse_mask("k_idx % 3 != seqlen_k - 1", aux));
+  EXPECT_EQ(of_key.row_values.size(), 0u);
+  EXPECT_EQ(of_key.column_values.size(), 1u);
+  // What all pairs share is read with the row, and guards stay with what they guard.
+  const SplitText guarded = print_split(parse_mask("k_idx > all && ids[q_idx] > 2", aux));
+  EXPECT_EQ(count_of(guarded.row, "aux_all("), 1);
+  EXPECT_EQ(count_of(guarded.column, "aux_"), 0);
+  EXPECT_EQ(count_of(guarded.pair, "aux_ids("), 1);
+}
+
 TEST(ExprPrint, DeviceTextCompilesAndMeansTheSame) {
 #if defined(__aarch64__)
   const char* const check = "c++ -dumpmachine 2> /dev/null | grep -q '^aarch64'";

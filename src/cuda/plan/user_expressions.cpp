@@ -95,6 +95,32 @@ std::string inside_statements(const Expr& expr) {
   return text + "return is_inside;\n";
 }
 
+/// A function that gives some of the values that its statements make.
+std::string values_function(const AttentionProblem& problem, const std::string& name,
+                            const std::string& statements, const std::vector<std::string>& values) {
+  std::string members;
+  std::string list;
+  for (const std::string& value : values) {
+    members += "typename Plain<decltype(" + value + ")>::Type " + value + "_; ";
+    list += (list.empty() ? "" : ", ") + value;
+  }
+  return expression_function(
+      problem, "auto " + name + "(const Params& user, const Pair& pair)",
+      statements + "struct Values { " + members + "};\nreturn Values{" + list + "};\n");
+}
+
+/// The mask in parts: what it takes from a query, from a key, and what it makes of both.
+std::string split_mask_functions(const AttentionProblem& problem, const Expr& mask) {
+  const variant::SplitText text = variant::print_split(mask);
+  return values_function(problem, "mask_row", text.row, text.row_values) +
+         values_function(problem, "mask_column", text.column, text.column_values) +
+         "  template <class Row, class Column>\n" +
+         expression_function(problem,
+                             "Bool mask_pair(const Params& user, const Pair& pair, const Row& row, "
+                             "const Column& column)",
+                             text.pair);
+}
+
 /// The mask over a block of pairs (score/ranges.cuh): the same statements, other types.
 std::string mask_range_function(const AttentionProblem& problem, const Expr& mask) {
   std::string text =
@@ -210,7 +236,7 @@ std::string user_expressions_text(const AttentionProblem& problem, const std::st
   if (!mask.rest.empty()) {
     text += expression_function(problem, "Bool mask" + arguments + ")",
                                 print(mask.rest, variant::PrintStyle::kDevice));
-    text += mask_range_function(problem, mask.rest);
+    text += split_mask_functions(problem, mask.rest) + mask_range_function(problem, mask.rest);
   }
   if (!mask.lower.empty()) {
     text += expression_function(problem, "Int lower" + arguments + ")",

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "variant/expr/expr.hpp"
 
@@ -37,5 +38,14 @@ std::string print(const Expr& expr, PrintStyle style = PrintStyle::kText);
 /// Device text for several roots, which share what they have in common; it ends with `out0 = v7;`
 /// and so on instead of the return.
 std::string print_device(std::span<const Expr> roots);
+
+/// Device text of one expression in three functions, so that what belongs to a query (or to the
+/// head) or to a key alone is worked out once for it. The first two make values that the third one
+/// finds as members of `row` and `column`, by the same names with a final underscore.
+struct SplitText {
+  std::string row, column, pair;  ///< statements; `pair` ends with the return
+  std::vector<std::string> row_values, column_values;
+};
+SplitText print_split(const Expr& expr);
 
 }  // namespace flashtile::variant

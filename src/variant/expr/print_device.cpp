@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
@@ -123,14 +124,86 @@ std::string value_text(const Lowered& lowered, const StripValue& value) {
   return value_name(value.args[0]) + " " + name + " " + value_name(value.args[1]);
 }
 
+std::string statement(const Lowered& lowered, int32_t value) {
+  return "const auto " + value_name(value) + " = " +
+         value_text(lowered, lowered.values[static_cast<size_t>(value)]) + ";\n";
+}
+
+/// Which functions of a split text a value belongs to.
+enum class Part : uint8_t {
+  kCommon,  ///< all: it costs next to nothing, and is the same for all pairs
+  kRow,
+  kColumn,
+  kPair,
+};
+
+std::vector<Part> parts_of(const Lowered& lowered) {
+  std::vector<Part> parts;
+  for (const StripValue& value : lowered.values) {
+    Part part = Part::kCommon;
+    const auto join = [&](Part other) {
+      // Of a row and of a column is of the pair; elements of a tensor that all share are a row's.
+      const bool differ = part != other && part != Part::kCommon && other != Part::kCommon;
+      part = differ ? Part::kPair : std::max(part, other);
+    };
+    for (const int32_t arg : value.args) join(parts[static_cast<size_t>(arg)]);
+    if (value.predicate >= 0) join(parts[static_cast<size_t>(value.predicate)]);
+    if (value.instruction.op == Op::kLoad && part == Part::kCommon) part = Part::kRow;
+    if (value.instruction.op == Op::kVariable) {
+      const Variable variable = value.instruction.variable;
+      if (variable == Variable::kKIdx) part = Part::kColumn;
+      // Rows of one tile may have several heads.
+      if (variable == Variable::kQIdx || variable == Variable::kHead ||
+          variable == Variable::kHeadKv) {
+        part = Part::kRow;
+      }
+    }
+    parts.push_back(part);
+  }
+  return parts;
+}
+
 }  // namespace
+
+SplitText print_split(const Expr& expr) {
+  const Lowered lowered = lower({&expr, 1});
+  const std::vector<Part> parts = parts_of(lowered);
+  const auto count = static_cast<int32_t>(lowered.values.size());
+  const int32_t root = lowered.roots[0];
+  std::vector<bool> is_wanted(lowered.values.size(), false);
+  is_wanted[static_cast<size_t>(root)] = true;
+  for (size_t n = 0; n < lowered.values.size(); ++n) {
+    if (parts[n] != Part::kPair) continue;
+    for (const int32_t arg : lowered.values[n].args) is_wanted[static_cast<size_t>(arg)] = true;
+    const int32_t predicate = lowered.values[n].predicate;
+    if (predicate >= 0) is_wanted[static_cast<size_t>(predicate)] = true;
+  }
+  SplitText text;
+  for (int32_t idx = 0; idx < count; ++idx) {
+    const std::string line = "[[maybe_unused]] " + statement(lowered, idx);
+    const Part part = parts[static_cast<size_t>(idx)];
+    if (part == Part::kCommon) {
+      for (std::string* each : {&text.row, &text.column, &text.pair}) *each += line;
+    } else if (part == Part::kPair) {
+      text.pair += line;
+    } else {
+      const bool is_column = part == Part::kColumn;
+      (is_column ? text.column : text.row) += line;
+      if (!is_wanted[static_cast<size_t>(idx)]) continue;
+      const std::string name = value_name(idx);
+      (is_column ? text.column_values : text.row_values).push_back(name);
+      text.pair += "const auto " + name + " = " + (is_column ? "column." : "row.") + name + "_;\n";
+    }
+  }
+  text.pair += "return " + value_name(root) + ";\n";
+  return text;
+}
 
 std::string print_device(std::span<const Expr> roots) {
   const Lowered lowered = lower(roots);
   std::string text;
   for (size_t n = 0; n < lowered.values.size(); ++n) {
-    text += "const auto " + value_name(static_cast<int32_t>(n)) + " = " +
-            value_text(lowered, lowered.values[n]) + ";\n";
+    text += statement(lowered, static_cast<int32_t>(n));
   }
   for (size_t r = 0; r < lowered.roots.size(); ++r) {
     text += "out" + std::to_string(r) + " = " + value_name(lowered.roots[r]) + ";\n";

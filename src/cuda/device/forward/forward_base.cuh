@@ -267,7 +267,12 @@ struct ForwardBase {
     if (!kIsPlain && treatment.hides) {
       const Ranges ranges(rules.position, rows, first_warp_row, n_block * Config::kBlockN);
       mask_positions<Config, kTilesM, kSlice>(scores, ranges, column);
-      if constexpr (Config::kHasBlockList || Config::Expressions::kHasMask) {
+      if constexpr (Config::kHasBlockList) {
+        if (treatment.asks) {
+          mask_unlisted<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
+        }
+      }
+      if constexpr (Config::Expressions::kHasMask) {
         if (treatment.asks) {
           mask_pairs<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
         }

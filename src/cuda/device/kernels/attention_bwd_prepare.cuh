@@ -28,13 +28,24 @@ struct BackwardPrepare {
   template <Element element, bool kVectors>
   FLASHTILE_DEVICE void load(float (&value)[kElements], const char* row, int64 stride,
                              int first) const {
-    if constexpr (kVectors && element != Element::kF32) {
+    if constexpr (kVectors) {
       if (first + kElements <= params.head_dim_v) {
-        const Vector4 part = load_vector(row + first * 2);
-        unpack<element>(part.x, value[0], value[1]);
-        unpack<element>(part.y, value[2], value[3]);
-        unpack<element>(part.z, value[4], value[5]);
-        unpack<element>(part.w, value[6], value[7]);
+        if constexpr (element == Element::kF32) {
+          FLASHTILE_UNROLL
+          for (int e = 0; e < kElements; e += 4) {
+            const Vector4 part = load_vector(row + (first + e) * 4);
+            value[e] = float_from_bits(part.x);
+            value[e + 1] = float_from_bits(part.y);
+            value[e + 2] = float_from_bits(part.z);
+            value[e + 3] = float_from_bits(part.w);
+          }
+        } else {
+          const Vector4 part = load_vector(row + first * 2);
+          unpack<element>(part.x, value[0], value[1]);
+          unpack<element>(part.y, value[2], value[3]);
+          unpack<element>(part.z, value[4], value[5]);
+          unpack<element>(part.w, value[6], value[7]);
+        }
         return;
       }
     }

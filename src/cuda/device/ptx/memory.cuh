@@ -134,27 +134,19 @@ FLASHTILE_DEVICE T load_global(const T* address) {
 }
 
 /// The same where `is_there`, else 0 and nothing is read. No branch: loads stay side by side.
-FLASHTILE_DEVICE uint32 load_global_if(bool is_there, const uint32* address) {
-  uint32 value;
-  asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.b32 %0, [%1]; }"
-      : "=r"(value)
-      : "l"(address), "r"(static_cast<uint32>(is_there)));
-  return value;
-}
-FLASHTILE_DEVICE uint16 load_global_if(bool is_there, const uint16* address) {
-  uint16 value;
-  asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.b16 %0, [%1]; }"
-      : "=h"(value)
-      : "l"(address), "r"(static_cast<uint32>(is_there)));
-  return value;
-}
-FLASHTILE_DEVICE int64 load_global_if(bool is_there, const int64* address) {
-  int64 value;
-  asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b64 %0, 0; @p ld.global.nc.b64 %0, [%1]; }"
-      : "=l"(value)
-      : "l"(address), "r"(static_cast<uint32>(is_there)));
-  return value;
-}
+#define FLASHTILE_LOAD_GLOBAL_IF(T, bits, constraint)                                       \
+  FLASHTILE_DEVICE T load_global_if(bool is_there, const T* address) {                      \
+    T value;                                                                                \
+    asm("{ .reg .pred p; setp.ne.u32 p, %2, 0; mov.b" bits " %0, 0; @p ld.global.nc.b" bits \
+        " %0, [%1]; }"                                                                      \
+        : "=" constraint(value)                                                             \
+        : "l"(address), "r"(static_cast<uint32>(is_there)));                                \
+    return value;                                                                           \
+  }
+FLASHTILE_LOAD_GLOBAL_IF(uint16, "16", "h")
+FLASHTILE_LOAD_GLOBAL_IF(uint32, "32", "r")
+FLASHTILE_LOAD_GLOBAL_IF(int64, "64", "l")
+#undef FLASHTILE_LOAD_GLOBAL_IF
 
 /// A global element, or four neighbours, that the grid before has written, possibly while this one
 /// ran already: loads that stay behind wait_for_previous_grid().

@@ -23,6 +23,16 @@ using Bool = bool;
 using Int = int64;
 using Float = float;
 
+/// A type without its const, for members that are given later.
+template <class T>
+struct Plain {
+  using Type = T;
+};
+template <class T>
+struct Plain<const T> {
+  using Type = T;
+};
+
 /// An integer as base + step. Steps are made of those of a pair, bases of all else, so that pairs
 /// of a tile share the arithmetic on bases, and reads that differ by nothing are one.
 struct SteppedInt {

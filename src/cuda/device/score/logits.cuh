@@ -216,10 +216,11 @@ FLASHTILE_DEVICE void mask_positions(float (&acc)[kTilesM][kN / 8][4],
   });
 }
 
-/// Sets what other masks hide to -inf; `first_key` is the key of the accumulator's column 0.
+/// Sets what listed blocks hide to -inf; `first_key` is the key of the accumulator's column 0.
 template <class Config, int kTilesM, int kN, class Rows>
-FLASHTILE_DEVICE void mask_pairs(float (&acc)[kTilesM][kN / 8][4], const ScoreRules<Config>& rules,
-                                 const Rows& rows, int warp_row, int first_key) {
+FLASHTILE_DEVICE void mask_unlisted(float (&acc)[kTilesM][kN / 8][4],
+                                    const ScoreRules<Config>& rules, const Rows& rows, int warp_row,
+                                    int first_key) {
   const int lane_key = first_key + lane_idx() % 4 * 2;
   for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
     const int q_idx = rows.q_idx(row);
@@ -228,12 +229,41 @@ FLASHTILE_DEVICE void mask_pairs(float (&acc)[kTilesM][kN / 8][4], const ScoreRu
     for (int n = 0; n < kN / 8; ++n) {
       FLASHTILE_UNROLL
       for (int e = 0; e < 2; ++e) {
-        if (!rules.is_kept(head, q_idx, lane_key + n * 8 + e)) {
+        if (!rules.is_listed(head, q_idx, lane_key + n * 8 + e)) {
           acc[m][n][half * 2 + e] = -infinity();
         }
       }
     }
   });
+}
+
+/// The same for a user's mask. What that takes from a query is read once for the lane's rows, what
+/// it takes from a key once for each of the lane's columns.
+template <class Config, int kTilesM, int kN, class Rows>
+FLASHTILE_DEVICE void mask_pairs(float (&acc)[kTilesM][kN / 8][4], const ScoreRules<Config>& rules,
+                                 const Rows& rows, int warp_row, int first_key) {
+  using Expressions = typename Config::Expressions;
+  const int lane_key = first_key + lane_idx() % 4 * 2;
+  const auto pair_of = [&](int row, int k_idx) {
+    return rules.pair(rows.head_of(row), rows.q_idx(row), k_idx);
+  };
+  decltype(Expressions::mask_row(rules.user, pair_of(0, 0))) of_rows[kTilesM][2];
+  for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
+    of_rows[m][half] = Expressions::mask_row(rules.user, pair_of(row, lane_key));
+  });
+  FLASHTILE_UNROLL
+  for (int n = 0; n < kN / 8; ++n) {
+    FLASHTILE_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const int k_idx = lane_key + n * 8 + e;
+      const auto of_column = Expressions::mask_column(rules.user, pair_of(warp_row, k_idx));
+      for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
+        const bool is_kept =
+            Expressions::mask_pair(rules.user, pair_of(row, k_idx), of_rows[m][half], of_column);
+        if (!is_kept) acc[m][n][half * 2 + e] = -infinity();
+      });
+    }
+  }
 }
 
 }  // namespace flashtile::device
