@@ -227,11 +227,9 @@ FLASHTILE_INLINE void for_each_row_group(int64_t num_rows, const Body& body) {
 /// get the weight 0.
 struct HeadRows {
   const char* rows[static_cast<size_t>(kDecodeKeys)];  ///< of the first head
-  int64_t num_rows;
   int64_t head_stride;
 
-  HeadRows(const char* const* given, int64_t count, int64_t stride)
-      : num_rows(count), head_stride(stride) {
+  HeadRows(const char* const* given, int64_t count, int64_t stride) : head_stride(stride) {
     for (int64_t j = 0; j < count; ++j) rows[j] = given[j];
     for (int64_t j = count; j % kKeyGroup != 0; ++j) rows[j] = given[count - 1];
   }
@@ -245,13 +243,15 @@ FLASHTILE_INLINE const char* const* find_ahead(const DecodeTile& tile, int64_t s
   if (tile.num_next == 0) return nullptr;
   int64_t key = step * (kKeyGroup / 2) / tile.num_heads;
   int64_t head = step * (kKeyGroup / 2) % tile.num_heads;
-  for (int64_t u = 0; u < kKeyGroup; u += 2) {
+  for (int64_t u = 0; u < kKeyGroup; ++key, head = 0) {
     const int64_t row = key < tile.num_next ? key : tile.num_next - 1;
-    ahead[u] = tile.next_k_rows[row] + head * tile.k_head_stride;
-    ahead[u + 1] = tile.next_v_rows[row] + head * tile.v_head_stride;
-    if (++head == tile.num_heads) {
-      head = 0;
-      ++key;
+    const char* k = tile.next_k_rows[row] + head * tile.k_head_stride;
+    const char* v = tile.next_v_rows[row] + head * tile.v_head_stride;
+    for (; head < tile.num_heads && u < kKeyGroup; ++head, u += 2) {
+      ahead[u] = k;
+      ahead[u + 1] = v;
+      k += tile.k_head_stride;
+      v += tile.v_head_stride;
     }
   }
   return ahead;
