@@ -121,29 +121,18 @@ def _by_vmap(call: _Call, size: int, batched: dict[str, bool], inputs: dict[str,
             dict.fromkeys(found, True))
 
 
-def _forward(call: _Call, inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def _with_vmap(once: Any, call: _Call, wanted: tuple[str, ...],
+               inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """once(inputs), which vmap turns into what _by_vmap says."""
     @custom_vmap
     def run(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        return _run_forward(call, inputs)
-
-    @run.def_vmap
-    def rule(size: int, batched: Any, inputs: dict[str, jax.Array]) -> tuple[Any, Any]:
-        return _by_vmap(call, size, batched[0], inputs, (), functools.partial(_forward, call))
-
-    found: dict[str, jax.Array] = run(inputs)
-    return found
-
-
-def _backward(call: _Call, wanted: tuple[str, ...],
-              inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    @custom_vmap
-    def run(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        return _run_backward(call, wanted, inputs)
+        found: dict[str, jax.Array] = once(inputs)
+        return found
 
     @run.def_vmap
     def rule(size: int, batched: Any, inputs: dict[str, jax.Array]) -> tuple[Any, Any]:
         return _by_vmap(call, size, batched[0], inputs, wanted,
-                        functools.partial(_backward, call, wanted))
+                        functools.partial(_with_vmap, once, call, wanted))
 
     found: dict[str, jax.Array] = run(inputs)
     return found
@@ -151,7 +140,7 @@ def _backward(call: _Call, wanted: tuple[str, ...],
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(call: _Call, inputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    found = _forward(call, inputs)
+    found = _with_vmap(functools.partial(_run_forward, call), call, (), inputs)
     return found["out"], found["lse"]
 
 
@@ -173,7 +162,8 @@ def _attention_bwd(call: _Call, kept: Any, cotangents: tuple[Any, Any]) -> tuple
                  "dout": jnp.zeros_like(out) if none[0] else dout}
         if not none[1]:
             given["dlse"] = dlse.astype(jnp.float32)
-        found.update(_backward(call, tuple(wanted), given))
+        names = tuple(wanted)
+        found.update(_with_vmap(functools.partial(_run_backward, call, names), call, names, given))
     return (found,)
 
 

@@ -193,14 +193,20 @@ def _no_second(ctx: Any, *gradients: Any) -> Any:
     raise NotImplementedError("flashtile: attention has no second derivatives")
 
 
+_OF_BACKWARD = ("dout", "dlse", "out", "lse")  # in front of the shared arguments
+
+
 class _Batched:
     """Arguments of one of the ops under vmap: the axis in front, and which tensors have it."""
 
-    def __init__(self, in_dims: tuple[Any, ...], arguments: tuple[Any, ...], num_more: int) -> None:
+    def __init__(self, in_dims: tuple[Any, ...], arguments: tuple[Any, ...],
+                 is_backward: bool) -> None:
         self.arguments = [self._moved(*pair) for pair in zip(arguments, in_dims)]
         self.dims = in_dims
-        self.num_more = num_more  # arguments of attention_bwd in front of the shared ones
-        self.call = _Arguments(tuple(self.arguments[num_more:]))
+        self.names = (*(_OF_BACKWARD if is_backward else ()), *_INPUT_NAMES)
+        self.first = 1 if is_backward else 0  # the names of gradients come before the tensors
+        self.place_of_aux = self.first + len(self.names)
+        self.call = _Arguments(tuple(self.arguments[self.place_of_aux - _NUM_INPUTS:]))
 
     @classmethod
     def _moved(cls, value: Any, dim: Any) -> Any:
@@ -210,13 +216,11 @@ class _Batched:
 
     def places(self) -> Iterator[tuple[str, Any, bool]]:
         """Name, tensor and whether it has the axis."""
-        rows = ["dout", "dlse", "out", "lse"][4 - max(self.num_more - 1, 0):]
-        rows += _INPUT_NAMES
-        start = 1 if self.num_more else 0
-        for name, tensor, dim in zip(rows, self.arguments[start:], self.dims[start:]):
+        for name, tensor, dim in zip(self.names, self.arguments[self.first:],
+                                     self.dims[self.first:]):
             if tensor is not None:
                 yield name, tensor, dim is not None
-        dims = self.dims[start + len(rows)] or [None] * len(self.call.aux)
+        dims = self.dims[self.place_of_aux] or [None] * len(self.call.aux)
         for name, tensor, dim in zip(self.call.aux_names, self.call.aux, dims):
             yield f"aux.{name}", tensor, dim is not None
 
@@ -225,12 +229,8 @@ class _Batched:
         changed = {name: change(name, tensor, is_batched)
                    for name, tensor, is_batched in self.places()}
         given = list(self.arguments)
-        rows = ["dout", "dlse", "out", "lse"] if self.num_more else []
-        start = 1 if self.num_more else 0
-        for place, name in enumerate([*rows, *_INPUT_NAMES], start):
-            given[place] = changed.get(name)
-        given[start + len(rows) + _NUM_INPUTS] = [
-            changed[f"aux.{name}"] for name in self.call.aux_names]
+        given[self.first:self.place_of_aux] = map(changed.get, self.names)
+        given[self.place_of_aux] = [changed[f"aux.{name}"] for name in self.call.aux_names]
         return given
 
     def uses_random_numbers(self) -> bool:
@@ -241,12 +241,12 @@ class _Batched:
         return [text for name, text in named if name in ("score", "mask") and text]
 
 
-def _vmap(op: Any, num_more: int) -> Callable[..., Any]:
+def _vmap(op: Any, is_backward: bool) -> Callable[..., Any]:
     """The rule of an op: one call for the whole axis, or one after the other."""
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
         size = info.batch_size
-        given = _Batched(in_dims, arguments, num_more)
-        wanted = arguments[0] if num_more else []
+        given = _Batched(in_dims, arguments, is_backward)
+        wanted = arguments[0] if is_backward else []
         batched = {name: is_batched for name, _, is_batched in given.places()}
         seeds = given.arguments[-3] if in_dims[-3] is not None else None
         if given.uses_random_numbers() or not folds(batched, wanted, given.texts()):
@@ -265,7 +265,7 @@ def _vmap(op: Any, num_more: int) -> Callable[..., Any]:
                                                  batch_size, torch.broadcast_to)))
             known = [shapes[name] for name in wanted] or [None] * len(results)
             found = [unfolded(*pair) for pair in zip(results, [size] * len(results), known)]
-        if num_more:
+        if is_backward:
             return found, [0] * len(found)
         return tuple(found), (0,) * len(found)
     return rule
@@ -280,9 +280,9 @@ torch.library.register_autograd("flashtile::attention_fwd", _autograd,
                                 setup_context=_setup_context, lib=_LIBRARY)
 torch.library.register_autograd("flashtile::attention_bwd", _no_second, lib=_LIBRARY)
 torch.library.register_vmap("flashtile::attention_fwd",
-                            _vmap(torch.ops.flashtile.attention_fwd, 0), lib=_LIBRARY)
+                            _vmap(torch.ops.flashtile.attention_fwd, False), lib=_LIBRARY)
 torch.library.register_vmap("flashtile::attention_bwd",
-                            _vmap(torch.ops.flashtile.attention_bwd, 5), lib=_LIBRARY)
+                            _vmap(torch.ops.flashtile.attention_bwd, True), lib=_LIBRARY)
 
 
 def _cast(tensor: torch.Tensor) -> torch.Tensor:
