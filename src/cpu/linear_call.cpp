@@ -108,6 +108,16 @@ void store_state_columns(const TensorView& tensor, int64_t batch_idx, int64_t he
                state);
 }
 
+void load_state_vector(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t step,
+                       float* state) {
+  if (tensor) load_matrix(tensor, batch_idx, head, tensor.shape[2], 1, step, state);
+}
+
+void store_state_vector(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t step,
+                        const float* state) {
+  if (tensor) store_matrix(tensor, batch_idx, head, tensor.shape[2], 1, step, state);
+}
+
 ChunkGateRows::ChunkGateRows(int64_t max_rows)
     : high_(with_vector_room(max_rows)),
       low_(with_vector_room(max_rows)),

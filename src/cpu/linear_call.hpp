@@ -37,6 +37,12 @@ void load_state_columns(const TensorView& tensor, int64_t batch_idx, int64_t hea
 void store_state_columns(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t first,
                          int64_t count, int64_t ld, const float* state);
 
+/// Elements of a head of a vector state, `step` floats apart.
+void load_state_vector(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t step,
+                       float* state);
+void store_state_vector(const TensorView& tensor, int64_t batch_idx, int64_t head, int64_t step,
+                        const float* state);
+
 /// The gates of one chunk of a head.
 class ChunkGateRows {
  public:

@@ -147,7 +147,15 @@ std::vector<MergeImplementation> merge_list(std::index_sequence<index...>) {
 }
 
 template <size_t index>
-LinearImplementation recurrent_implementation() {
+LinearImplementation recurrent_implementation(LinearPass pass) {
+  if (pass == LinearPass::kBackward) {
+    return {isa_name(all_entries()[index].isa), refuse_linear,
+            [](const LinearProblem& p) { return plan_vector_decay_bwd(all_entries()[index], p); },
+            [](const LinearProblem& p, const LinearPlan& plan, const LinearArgs& args,
+               const Context& context) {
+              launch_vector_decay_bwd(all_entries()[index], p, plan, args, context);
+            }};
+  }
   return {isa_name(all_entries()[index].isa), refuse_linear,
           [](const LinearProblem& p) { return plan_recurrent_fwd(all_entries()[index], p); },
           [](const LinearProblem& p, const LinearPlan& plan, const LinearArgs& args,
@@ -157,8 +165,8 @@ LinearImplementation recurrent_implementation() {
 }
 
 template <size_t... index>
-std::vector<LinearImplementation> recurrent_list(std::index_sequence<index...>) {
-  const LinearImplementation all[] = {recurrent_implementation<index>()...};
+std::vector<LinearImplementation> recurrent_list(LinearPass pass, std::index_sequence<index...>) {
+  const LinearImplementation all[] = {recurrent_implementation<index>(pass)...};
   return available<LinearImplementation>(all);
 }
 
@@ -186,8 +194,9 @@ std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily family
     case LinearFamily::kScalarDecay:
       return cpu::scalar_decay_list(pass, entries);
     case LinearFamily::kVectorDecay:
+      return cpu::recurrent_list(pass, entries);
     case LinearFamily::kDelta:
-      if (pass == LinearPass::kForward) return cpu::recurrent_list(entries);
+      if (pass == LinearPass::kForward) return cpu::recurrent_list(pass, entries);
       break;
     default:
       break;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward of scalar decay on the CPU. A task is one state of one sequence, chunk after chunk.
+// Forward of scalar decay on the CPU. A task is one state of one sequence, chunk after chunk, or a
+// part of its columns where states are fewer than workers. Columns do not depend on each other, so
+// the bits are the same; only Q K' is worked out for each part.
 #include <algorithm>
 
 #include "core/executor.hpp"
@@ -48,22 +50,30 @@ struct FwdMemory {
   }
 };
 
-/// One state of one sequence.
+/// Columns of a state.
+struct ColumnRange {
+  int64_t first;
+  int64_t count;
+};
+
+/// Some columns of one state of one sequence.
 class FwdStream {
  public:
   FwdStream(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
-            const LinearArgs& args, const LinearSequence& sequence, int64_t head)
+            const LinearArgs& args, const LinearSequence& sequence, int64_t head,
+            const ColumnRange& columns)
       : problem_(problem),
         args_(args),
         sequence_(sequence),
         head_(head),
-        shape_(scalar_decay_shape(problem, plan.chunk_size)),
+        columns_(columns),
+        shape_(shape_of(problem, plan, columns)),
         operands_(scalar_decay_operands(isa.linear->scalar_decay, problem.dtype)),
         ld_(isa.linear->scalar_decay.state_ld(shape_)),
         gates_(scalar_gates(problem, args, sequence, head)),
         gate_rows_(plan.chunk_size) {
-    for (int64_t j = 0; args.inputs.D && j < problem.head_dim_v; ++j) {
-      skip_.push_back(static_cast<float>(load_parameter(args.inputs.D, head, j)));
+    for (int64_t j = 0; args.inputs.D && j < columns.count; ++j) {
+      skip_.push_back(static_cast<float>(load_parameter(args.inputs.D, head, columns.first + j)));
     }
   }
 
@@ -71,19 +81,44 @@ class FwdStream {
     const bool has_norm = shape_.divisor != ChunkDivisor::kNone;
     const auto& initial = args_.initial_states;
     has_state_ = bool(initial.state) || (has_norm && initial.norm);
-    load_state_rows(problem_, initial, sequence_.batch_idx, head_, has_norm, ld_, memory.state);
+    std::fill_n(memory.state, problem_.head_dim * ld_, 0.0f);
+    load_state_columns(initial.state, sequence_.batch_idx, head_, columns_.first, columns_.count,
+                       ld_, memory.state);
+    if (has_norm) {
+      load_state_vector(initial.norm, sequence_.batch_idx, head_, ld_,
+                        memory.state + columns_.count);
+    }
     for (int64_t begin = 0; begin < sequence_.length; begin += shape_.max_rows) {
       const int64_t end = std::min(begin + shape_.max_rows, sequence_.length);
       if (run_rows(begin, end - begin, memory)) continue;
       for (int64_t t = begin; t < end; ++t) run_rows(t, 1, memory);
     }
     const auto& final_states = args_.final_states;
-    store_state_rows(problem_, final_states, sequence_.batch_idx, head_, has_norm, ld_,
-                     memory.state);
+    store_state_columns(final_states.state, sequence_.batch_idx, head_, columns_.first,
+                        columns_.count, ld_, memory.state);
+    if (columns_.first > 0) return;
+    if (has_norm) {
+      store_state_vector(final_states.norm, sequence_.batch_idx, head_, ld_,
+                         memory.state + columns_.count);
+    }
     store_state(final_states.max, sequence_.batch_idx, head_, {gates_.last_max});
   }
 
  private:
+  static ScalarDecayShape shape_of(const LinearProblem& problem, const LinearPlan& plan,
+                                   const ColumnRange& columns) {
+    ScalarDecayShape shape = scalar_decay_shape(problem, plan.chunk_size);
+    shape.head_dim_v = columns.count;
+    return shape;
+  }
+
+  /// The task's columns of rows of values.
+  ChunkRows value_rows(const HeadRows& rows, int64_t begin) const {
+    ChunkRows chunk = chunk_rows(rows, begin);
+    if (rows) chunk.data += columns_.first * rows.element_stride;
+    return chunk;
+  }
+
   HeadRows rows(const TensorView& tensor, int64_t head) const {
     return timed_rows(problem_, tensor, sequence_, head);
   }
@@ -94,13 +129,13 @@ class FwdStream {
     for (int64_t member = 0; member < problem_.heads_a_state(); ++member) {
       const int64_t head_out = head_ * problem_.heads_a_state() + member;
       q_.push_back(chunk_rows(rows(args_.inputs.q, problem_.query_head_of(head_out)), begin));
-      out_.push_back(chunk_rows(rows(args_.out, head_out), begin));
+      out_.push_back(value_rows(rows(args_.out, head_out), begin));
     }
     const ScalarDecayFwdChunk chunk{
         &shape_,
         count,
         chunk_rows(rows(args_.inputs.k, problem_.key_head_of(head_)), begin),
-        chunk_rows(rows(args_.inputs.v, head_), begin),
+        value_rows(rows(args_.inputs.v, head_), begin),
         q_.data(),
         out_.data(),
         problem_.heads_a_state(),
@@ -119,6 +154,7 @@ class FwdStream {
   const LinearArgs& args_;
   const LinearSequence& sequence_;
   int64_t head_;
+  ColumnRange columns_;
   ScalarDecayShape shape_;
   const ScalarDecayOperandKernels& operands_;
   int64_t ld_;
@@ -128,6 +164,16 @@ class FwdStream {
   std::vector<ChunkRows> q_, out_;
   bool has_state_ = false;
 };
+
+/// Columns of which a part of a state has a multiple.
+constexpr int64_t kPartColumns = 64;
+
+/// Into how many parts each state falls, so that all workers have something to do.
+int64_t column_parts(int64_t head_dim_v, int64_t num_streams, int64_t num_workers) {
+  if (num_streams == 0) return 1;
+  return std::clamp<int64_t>(ceil_div(num_workers, num_streams), 1,
+                             ceil_div(head_dim_v, kPartColumns));
+}
 
 }  // namespace
 
@@ -157,11 +203,19 @@ void launch_scalar_decay_fwd(const IsaEntry& isa, const LinearProblem& problem,
   const int64_t num_workers = num_workers_of(limited);
   const Workspace workspace(op, context, plan.bytes_for(op, num_workers));
   const ScalarDecayShape shape = scalar_decay_shape(problem, plan.chunk_size);
-  parallel_for(limited, plan.num_tasks, [&](int64_t task, int worker) {
+  const int64_t parts = column_parts(problem.head_dim_v, plan.num_tasks, num_workers);
+  const int64_t columns_a_part =
+      ceil_div(ceil_div(problem.head_dim_v, kPartColumns), parts) * kPartColumns;
+  parallel_for(limited, plan.num_tasks * parts, [&](int64_t task, int worker) {
     WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
     const FwdMemory memory(isa, problem, shape, cursor);
-    const auto& sequence = sequences[static_cast<size_t>(task / problem.num_state_heads)];
-    FwdStream(isa, problem, plan, args, sequence, task % problem.num_state_heads).run(memory);
+    const int64_t stream = task / parts;
+    const int64_t first = task % parts * columns_a_part;
+    const int64_t count = std::min(columns_a_part, problem.head_dim_v - first);
+    if (count <= 0) return;
+    const auto& sequence = sequences[static_cast<size_t>(stream / problem.num_state_heads)];
+    FwdStream(isa, problem, plan, args, sequence, stream % problem.num_state_heads, {first, count})
+        .run(memory);
   });
 }
 

@@ -4,7 +4,7 @@
 // The table of linear attention's kernels of one instruction set; included by one file for each.
 
 #include "cpu/kernels/linear_kernels.hpp"
-#include "cpu/kernels/recurrent_fwd.hpp"
+#include "cpu/kernels/recurrent_bwd.hpp"
 #include "cpu/kernels/scalar_decay_bwd.hpp"
 #include "cpu/kernels/scalar_decay_fwd.hpp"
 
@@ -29,9 +29,10 @@ constexpr ScalarDecayOperandKernels scalar_decay_operand_kernels() {
           scalar_decay_bwd_chunk<F, Operands>};
 }
 
-inline constexpr RecurrentKernels kRecurrentKernels = {kStripWidth, recurrent_scratch_bytes,
-                                                       recurrent_load_strips,
-                                                       recurrent_store_strips, recurrent_fwd_chunk};
+inline constexpr RecurrentKernels kRecurrentKernels = {
+    kStripWidth,         recurrent_scratch_bytes,     recurrent_load_strips, recurrent_store_strips,
+    recurrent_fwd_chunk, recurrent_bwd_scratch_bytes, recurrent_bwd_queries, recurrent_state_dots,
+    recurrent_bwd_keys};
 
 /// Where a result is rounded to 16 bits the cheaper exponential is exact enough.
 #if defined(__AVX512BF16__)

@@ -42,6 +42,31 @@ struct RecurrentChunk {
   char* scratch;
 };
 
+/// Some rows of one state of vector decay backward, for all strips. The state and one copy of its
+/// gradient are transposed: strips of key dimensions, head_dim_v rows each.
+struct RecurrentBwdChunk {
+  bool reads_before;
+  float scale;
+  int64_t rows;
+  int64_t max_rows;
+  int64_t head_dim;
+  int64_t head_dim_v;
+  const ChunkRows* q;  ///< of each output head that reads the state
+  const ChunkRows* dout;
+  int64_t num_members;
+  ChunkRows k, v, g;
+  const float* bonus;  ///< may be null
+  float* state;        ///< runs forward
+  float* dstate_transposed;
+  float* dstate;
+  const ChunkRows* dq;  ///< of each output head; no data where it is not wanted
+  ChunkRows dk, dv, dg;
+  float* query_sums;  ///< q dQ of these rows, head_dim each: written forward, read backward
+  double* passing;    ///< head_dim sums of the state times its gradient
+  double* dbonus;     ///< head_dim sums, added to
+  char* scratch;
+};
+
 struct RecurrentKernels {
   int64_t strip_width;  ///< columns
   int64_t (*scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
@@ -52,6 +77,13 @@ struct RecurrentKernels {
   void (*store_strips)(const float* strips, int64_t head_dim, int64_t head_dim_v, int64_t first,
                        int64_t count, float* state, int64_t ld);
   void (*fwd_chunk)(const RecurrentChunk& chunk);
+
+  int64_t (*bwd_scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
+                               int64_t num_members);
+  /// The chunks in order, then `state_dots`, then the chunks from the last one on.
+  void (*bwd_queries)(const RecurrentBwdChunk& chunk);
+  void (*state_dots)(const RecurrentBwdChunk& chunk);
+  void (*bwd_keys)(const RecurrentBwdChunk& chunk);
 };
 
 }  // namespace flashtile::cpu

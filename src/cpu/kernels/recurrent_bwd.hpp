@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The backward of vector decay, row by row over strips of a state (recurrent_fwd.hpp). With X the
+// gradient of the state, which runs from the last row to the first:
+//
+//   dq = scale S do     dk = X v     dv = X' k     X += scale q do', then row i of X is multiplied
+//   by d_i
+//
+// What contracts over value dimensions takes a strip of key dimensions of the transposed state, so
+// that no sum goes across a vector: S' forward once more for dq, X' backward for dk, X backward for
+// dv. The gradient of a decay is the row sum of S times X where it acts. Such a sum gains q dq
+// where q reads and loses k dk where k was written, so it is carried from row to row in double.
+
+#include "cpu/kernels/recurrent_fwd.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// What a row does to a strip, in order.
+enum class StripOrder { kDecayAddRead, kReadDecayAdd, kAddReadDecay };
+
+/// One row of time for one strip of `depth` rows: sum of keys times values is added, `out` is the
+/// sum of what `query` reads.
+struct StripRow {
+  int64_t depth;
+  const float* decay;  ///< of each row of the strip, or of each column
+  bool is_reset;       ///< some decay is 0
+  const float* key;    ///< `depth` numbers; that of a further member is key_step behind
+  const float* value;  ///< columns; likewise
+  int64_t num_adds;
+  int64_t key_step, value_step;
+  const float* query;  ///< `depth` numbers
+  float* out;
+};
+
+template <StripOrder kOrder, bool kDecaysColumns, int kVecs>
+void strip_row(const StripRow& r, float* state) {
+  StripVectors<kVecs> value, decay, sum;
+  FLASHTILE_UNROLL
+  for (int n = 0; n < kVecs; ++n) {
+    value[n] = load(r.value + n * kLanes);
+    decay[n] = kDecaysColumns ? load(r.decay + n * kLanes) : zero();
+    sum[n] = zero();
+  }
+  for (int64_t i = 0; i < r.depth; ++i) {
+    const Vf key = broadcast(r.key[i]);
+    const Vf query = broadcast(r.query[i]);
+    const Vf row_decay = kDecaysColumns ? zero() : broadcast(r.decay[i]);
+    float* row = state + i * kStripWidth;
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kVecs; ++n) {
+      const Vf d = kDecaysColumns ? decay[n] : row_decay;
+      const auto decayed = [&](Vf s) {
+        return r.is_reset ? select(d == zero(), zero(), s * d) : s * d;
+      };
+      const auto added = [&](Vf s) {
+        s = fma(key, value[n], s);
+        for (int64_t m = 1; m < r.num_adds; ++m) {
+          s = fma(broadcast(r.key[m * r.key_step + i]),
+                  load(r.value + m * r.value_step + n * kLanes), s);
+        }
+        return s;
+      };
+      Vf s = load(row + n * kLanes);
+      if constexpr (kOrder == StripOrder::kDecayAddRead) {
+        s = added(decayed(s));
+        sum[n] = fma(query, s, sum[n]);
+      } else if constexpr (kOrder == StripOrder::kReadDecayAdd) {
+        sum[n] = fma(query, s, sum[n]);
+        s = added(decayed(s));
+      } else {
+        s = added(s);
+        sum[n] = fma(query, s, sum[n]);
+        s = decayed(s);
+      }
+      store(row + n * kLanes, s);
+    }
+  }
+  FLASHTILE_UNROLL
+  for (int n = 0; n < kVecs; ++n) store(r.out + n * kLanes, sum[n]);
+}
+
+template <StripOrder kOrder, bool kDecaysColumns, int kVecs = kTileVecs>
+FLASHTILE_INLINE void strip_row_of(int64_t num_vecs, const StripRow& r, float* state) {
+  if (num_vecs >= kVecs) return strip_row<kOrder, kDecaysColumns, kVecs>(r, state);
+  if constexpr (kVecs > 1) strip_row_of<kOrder, kDecaysColumns, kVecs - 1>(num_vecs, r, state);
+}
+
+/// out = sum over i of query_i row i.
+inline void strip_read(int64_t num_vecs, int64_t depth, const float* query, const float* state,
+                       float* out) {
+  for (int64_t n = 0; n < num_vecs && n < kTileVecs; ++n) {
+    Vf sum = zero();
+    for (int64_t i = 0; i < depth; ++i) {
+      sum = fma(broadcast(query[i]), load(state + i * kStripWidth + n * kLanes), sum);
+    }
+    store(out + n * kLanes, sum);
+  }
+}
+
+/// The inputs of a chunk as floats.
+struct RecurrentBwdInputs {
+  float* q;  ///< times scale; of each member
+  float* dout;
+  float* k;
+  float* decay;
+  float* v;
+  float* dq;  ///< of each member, without scale
+  float* dk;
+  float* dv;
+  float* dg;
+  uint8_t* resets;
+  int64_t ld_k, ld_v;
+  int64_t bytes;
+
+  RecurrentBwdInputs(char* memory, int64_t rows, int64_t head_dim, int64_t head_dim_v,
+                     int64_t num_members) {
+    Scratch scratch{memory};
+    const auto whole_strips = [](int64_t n) {
+      return (n + kStripWidth - 1) / kStripWidth * kStripWidth;
+    };
+    ld_k = whole_strips(head_dim);
+    ld_v = whole_strips(head_dim_v);
+    q = scratch.take<float>(num_members * rows * ld_k);
+    dout = scratch.take<float>(num_members * rows * ld_v);
+    k = scratch.take<float>(rows * ld_k);
+    decay = scratch.take<float>(rows * ld_k);
+    v = scratch.take<float>(rows * ld_v);
+    dq = scratch.take<float>(num_members * rows * ld_k);
+    dk = scratch.take<float>(rows * ld_k);
+    dv = scratch.take<float>(rows * ld_v);
+    dg = scratch.take<float>(rows * ld_k);
+    resets = scratch.take<uint8_t>(rows);
+    bytes = scratch.used;
+  }
+};
+
+inline int64_t recurrent_bwd_scratch_bytes(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
+                                           int64_t num_members) {
+  return RecurrentBwdInputs(nullptr, max_rows, head_dim, head_dim_v, num_members).bytes;
+}
+
+inline void pack_bwd_inputs(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    pack_chunk_rows(c.q[m], c.rows, c.head_dim, c.scale, in.q + m * c.max_rows * in.ld_k, in.ld_k);
+    pack_chunk_rows(c.dout[m], c.rows, c.head_dim_v, 1.0f, in.dout + m * c.max_rows * in.ld_v,
+                    in.ld_v);
+  }
+  pack_chunk_rows(c.k, c.rows, c.head_dim, 1.0f, in.k, in.ld_k);
+  pack_chunk_rows(c.v, c.rows, c.head_dim_v, 1.0f, in.v, in.ld_v);
+  pack_chunk_rows(c.g, c.rows, c.head_dim, 1.0f, in.decay, in.ld_k);
+  for (int64_t t = 0; t < c.rows; ++t) {
+    Mf is_reset = first_lanes(0);
+    for (int64_t i = 0; i < in.ld_k; i += kLanes) {
+      const Vf x = exp(load(in.decay + t * in.ld_k + i));
+      is_reset = is_reset | (x == zero());
+      store(in.decay + t * in.ld_k + i, x);
+    }
+    in.resets[t] = any(is_reset) ? 1 : 0;
+  }
+}
+
+/// dQ before the scale for all strips of key dimensions, forward over the rows.
+template <StripOrder kOrder>
+void query_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
+  for (int64_t column = 0; column < c.head_dim; column += kStripWidth) {
+    const int64_t num_vecs = padded(c.head_dim - column) / kLanes;
+    float* state = c.state + column * c.head_dim_v;
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const auto read_others = [&] {
+        for (int64_t m = 1; m < c.num_members; ++m) {
+          const int64_t row = m * c.max_rows + t;
+          strip_read(num_vecs, c.head_dim_v, in.dout + row * in.ld_v, state,
+                     in.dq + row * in.ld_k + column);
+        }
+      };
+      if (kOrder == StripOrder::kReadDecayAdd) read_others();
+      const int64_t at = t * in.ld_k + column;
+      strip_row_of<kOrder, true>(
+          num_vecs,
+          {c.head_dim_v, in.decay + at, in.resets[t] != 0, in.v + t * in.ld_v, in.k + at, 1, 0, 0,
+           in.dout + t * in.ld_v, in.dq + at},
+          state);
+      if (kOrder != StripOrder::kReadDecayAdd) read_others();
+    }
+  }
+}
+
+/// dK and dV, backward over the rows.
+template <StripOrder kOrder>
+void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
+  const int64_t q_step = c.max_rows * in.ld_k;
+  const int64_t dout_step = c.max_rows * in.ld_v;
+  for (int64_t column = 0; column < c.head_dim; column += kStripWidth) {
+    const int64_t num_vecs = padded(c.head_dim - column) / kLanes;
+    for (int64_t t = c.rows - 1; t >= 0; --t) {
+      const int64_t at = t * in.ld_k + column;
+      strip_row_of<kOrder, true>(
+          num_vecs,
+          {c.head_dim_v, in.decay + at, in.resets[t] != 0, in.dout + t * in.ld_v, in.q + at,
+           c.num_members, dout_step, q_step, in.v + t * in.ld_v, in.dk + at},
+          c.dstate_transposed + column * c.head_dim_v);
+    }
+  }
+  for (int64_t column = 0; column < c.head_dim_v; column += kStripWidth) {
+    const int64_t num_vecs = padded(c.head_dim_v - column) / kLanes;
+    for (int64_t t = c.rows - 1; t >= 0; --t) {
+      const int64_t at = t * in.ld_v + column;
+      strip_row_of<kOrder, false>(
+          num_vecs,
+          {c.head_dim, in.decay + t * in.ld_k, in.resets[t] != 0, in.q + t * in.ld_k, in.dout + at,
+           c.num_members, q_step, dout_step, in.k + t * in.ld_k, in.dv + at},
+          c.dstate + column * c.head_dim);
+    }
+  }
+}
+
+/// The bonus' part of dQ, per member; of dK and dV, and its own gradient.
+inline void bonus_gradients(const RecurrentBwdChunk& c, bool is_query, RecurrentBwdInputs& in) {
+  if (c.bonus == nullptr) return;
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const int64_t row = m * c.max_rows + t;
+      const float* q = in.q + row * in.ld_k;
+      const float* dout = in.dout + row * in.ld_v;
+      const float* k = in.k + t * in.ld_k;
+      const float dot = row_dot(in.v + t * in.ld_v, dout, c.head_dim_v);
+      float own = 0;
+      for (int64_t i = 0; i < c.head_dim; ++i) {
+        if (is_query) {
+          in.dq[row * in.ld_k + i] += c.bonus[i] * k[i] * dot;
+          continue;
+        }
+        own += c.bonus[i] * k[i] * q[i];
+        in.dk[t * in.ld_k + i] += c.bonus[i] * q[i] * dot;
+        c.dbonus[i] += static_cast<double>(q[i] * k[i] * dot);
+      }
+      for (int64_t j = 0; j < c.head_dim_v && !is_query; ++j) {
+        in.dv[t * in.ld_v + j] += own * dout[j];
+      }
+    }
+  }
+}
+
+/// Forward over a chunk: dQ, and q dQ of each row for the gradient of decays.
+inline void recurrent_bwd_queries(const RecurrentBwdChunk& c) {
+  RecurrentBwdInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v, c.num_members);
+  pack_bwd_inputs(c, in);
+  if (c.reads_before) {
+    query_gradients<StripOrder::kReadDecayAdd>(c, in);
+  } else {
+    query_gradients<StripOrder::kDecayAddRead>(c, in);
+  }
+  for (int64_t t = 0; t < c.rows; ++t) {
+    for (int64_t i = 0; i < c.head_dim; ++i) {
+      float sum = 0;
+      for (int64_t m = 0; m < c.num_members; ++m) {
+        const int64_t at = (m * c.max_rows + t) * in.ld_k + i;
+        sum += in.q[at] * in.dq[at];
+      }
+      c.query_sums[t * c.head_dim + i] = sum;
+    }
+  }
+  bonus_gradients(c, /*is_query=*/true, in);
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    float* dq = in.dq + m * c.max_rows * in.ld_k;
+    for (int64_t t = 0; t < c.rows; ++t) scale_row(dq + t * in.ld_k, c.head_dim, c.scale);
+    store_chunk_rows(dq, in.ld_k, c.rows, c.head_dim, c.dq[m]);
+  }
+}
+
+/// Backward over a chunk: dK, dV and the gradient of decays.
+inline void recurrent_bwd_keys(const RecurrentBwdChunk& c) {
+  RecurrentBwdInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v, c.num_members);
+  pack_bwd_inputs(c, in);
+  if (c.reads_before) {
+    key_value_gradients<StripOrder::kReadDecayAdd>(c, in);
+  } else {
+    key_value_gradients<StripOrder::kAddReadDecay>(c, in);
+  }
+  for (int64_t t = c.rows - 1; t >= 0; --t) {
+    for (int64_t i = 0; i < c.head_dim; ++i) {
+      const int64_t at = t * in.ld_k + i;
+      const auto read = static_cast<double>(c.query_sums[t * c.head_dim + i]);
+      const auto written = static_cast<double>(in.k[at] * in.dk[at]);
+      double& passing = c.passing[i];
+      if (!c.reads_before) passing += read;
+      passing = in.decay[at] == 0 ? 0 : passing - written;
+      in.dg[at] = static_cast<float>(passing);
+      if (c.reads_before) passing += read;
+    }
+  }
+  bonus_gradients(c, /*is_query=*/false, in);
+  store_chunk_rows(in.dk, in.ld_k, c.rows, c.head_dim, c.dk);
+  store_chunk_rows(in.dv, in.ld_v, c.rows, c.head_dim_v, c.dv);
+  store_chunk_rows(in.dg, in.ld_k, c.rows, c.head_dim, c.dg);
+}
+
+/// passing[i] = the sum over value dimensions of state times dstate_transposed.
+inline void recurrent_state_dots(const RecurrentBwdChunk& c) {
+  for (int64_t i = 0; i < c.head_dim; ++i) {
+    const int64_t strip = i / kStripWidth * kStripWidth;
+    double sum = 0;
+    for (int64_t j = 0; j < c.head_dim_v; ++j) {
+      const int64_t at = strip * c.head_dim_v + j * kStripWidth + i % kStripWidth;
+      if (c.dstate_transposed[at] != 0) {
+        sum += static_cast<double>(c.state[at]) * static_cast<double>(c.dstate_transposed[at]);
+      }
+    }
+    c.passing[i] = sum;
+  }
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Backward of vector decay on the CPU. A task is one state of one sequence: forward over its rows
+// for dQ, then backward for dK, dV and the gradient of decays.
+#include <algorithm>
+
+#include "core/executor.hpp"
+#include "core/workspace.hpp"
+#include "cpu/recurrent_call.hpp"
+#include "ops/linear/parameter_sums.hpp"
+
+namespace flashtile::cpu {
+namespace {
+
+/// Rows whose inputs are packed together.
+constexpr int64_t kRecurrentBwdRows = 32;
+
+struct RecurrentBwdMemory {
+  float* state;  ///< strips
+  float* dstate_transposed;
+  float* dstate;
+  float* rows;             ///< a state by rows, on the way from and to the caller
+  float* transposed_rows;  ///< likewise
+  float* query_sums;       ///< head_dim for each row of the sequence
+  double* passing;
+  double* dbonus;
+  char* scratch;
+
+  RecurrentBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
+                     WorkspaceCursor& cursor) {
+    const RecurrentKernels& kernels = isa.linear->recurrent;
+    const int64_t keys = ceil_div(problem.head_dim, kernels.strip_width) * kernels.strip_width;
+    const int64_t values = ceil_div(problem.head_dim_v, kernels.strip_width) * kernels.strip_width;
+    state = cursor.take<float>(problem.head_dim_v * keys);
+    dstate_transposed = cursor.take<float>(problem.head_dim_v * keys);
+    dstate = cursor.take<float>(problem.head_dim * values);
+    rows = cursor.take<float>(problem.head_dim * values);
+    transposed_rows = cursor.take<float>(problem.head_dim_v * keys);
+    query_sums = cursor.take<float>(problem.max_seqlen * problem.head_dim);
+    passing = cursor.take<double>(problem.head_dim);
+    dbonus = cursor.take<double>(problem.head_dim);
+    scratch = cursor.take<char>(kernels.bwd_scratch_bytes(
+        max_rows, problem.head_dim, problem.head_dim_v, problem.heads_a_state()));
+  }
+};
+
+/// One state of one sequence.
+class RecurrentBwdStream {
+ public:
+  RecurrentBwdStream(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                     const LinearArgs& args, const LinearSequence& sequence, int64_t head,
+                     const RecurrentBwdMemory& memory)
+      : kernels_(isa.linear->recurrent),
+        problem_(problem),
+        args_(args),
+        sequence_(sequence),
+        head_(head),
+        max_rows_(plan.chunk_size),
+        ld_k_(ceil_div(problem.head_dim, kernels_.strip_width) * kernels_.strip_width),
+        ld_v_(ceil_div(problem.head_dim_v, kernels_.strip_width) * kernels_.strip_width),
+        memory_(memory) {
+    for (int64_t i = 0; args.inputs.u_bonus && i < problem.head_dim; ++i) {
+      bonus_.push_back(static_cast<float>(load_parameter(args.inputs.u_bonus, head, i)));
+    }
+  }
+
+  void run(ParameterSums& sums) {
+    std::fill_n(memory_.dbonus, problem_.head_dim, 0.0);
+    load(args_.initial_states.state, memory_.state, nullptr);
+    load(args_.dfinal_states.state, memory_.dstate_transposed, memory_.dstate);
+    for (int64_t begin = 0; begin < sequence_.length; begin += max_rows_) {
+      kernels_.bwd_queries(make_chunk(begin));
+    }
+    RecurrentBwdChunk ends{};
+    ends.head_dim = problem_.head_dim;
+    ends.head_dim_v = problem_.head_dim_v;
+    ends.state = memory_.state;
+    ends.dstate_transposed = memory_.dstate_transposed;
+    ends.passing = memory_.passing;
+    kernels_.state_dots(ends);
+    for (int64_t n = ceil_div(sequence_.length, max_rows_) - 1; n >= 0; --n) {
+      kernels_.bwd_keys(make_chunk(n * max_rows_));
+    }
+    kernels_.store_strips(memory_.dstate, problem_.head_dim, problem_.head_dim_v, 0,
+                          ld_v_ / kernels_.strip_width, memory_.rows, ld_v_);
+    store_state_columns(args_.dinitial_states.state, sequence_.batch_idx, head_, 0,
+                        problem_.head_dim_v, ld_v_, memory_.rows);
+    for (int64_t i = 0; i < static_cast<int64_t>(bonus_.size()); ++i) {
+      sums.add(args_.gradients.u_bonus, sequence_.batch_idx, head_, i, memory_.dbonus[i]);
+    }
+  }
+
+ private:
+  /// A state or its gradient as strips of the transposed one, and of itself where they are wanted.
+  void load(const TensorView& tensor, float* transposed, float* straight) const {
+    std::fill_n(memory_.rows, problem_.head_dim * ld_v_, 0.0f);
+    load_state_columns(tensor, sequence_.batch_idx, head_, 0, problem_.head_dim_v, ld_v_,
+                       memory_.rows);
+    for (int64_t j = 0; j < problem_.head_dim_v; ++j) {
+      for (int64_t i = 0; i < problem_.head_dim; ++i) {
+        memory_.transposed_rows[j * ld_k_ + i] = memory_.rows[i * ld_v_ + j];
+      }
+    }
+    kernels_.load_strips(memory_.transposed_rows, ld_k_, problem_.head_dim_v, problem_.head_dim, 0,
+                         ld_k_ / kernels_.strip_width, transposed);
+    if (straight == nullptr) return;
+    kernels_.load_strips(memory_.rows, ld_v_, problem_.head_dim, problem_.head_dim_v, 0,
+                         ld_v_ / kernels_.strip_width, straight);
+  }
+
+  ChunkRows rows(const TensorView& tensor, int64_t head, int64_t begin) const {
+    return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
+  }
+
+  RecurrentBwdChunk make_chunk(int64_t begin) {
+    const LinearTensors& in = args_.inputs;
+    const LinearTensors& gradients = args_.gradients;
+    q_.clear();
+    dout_.clear();
+    dq_.clear();
+    for (int64_t member = 0; member < problem_.heads_a_state(); ++member) {
+      const int64_t head_out = head_ * problem_.heads_a_state() + member;
+      q_.push_back(rows(in.q, problem_.query_head_of(head_out), begin));
+      dout_.push_back(rows(args_.dout, head_out, begin));
+      dq_.push_back(rows(gradients.q, problem_.query_head_of(head_out), begin));
+    }
+    RecurrentBwdChunk chunk{};
+    chunk.reads_before = problem_.op->reads_before;
+    chunk.scale = static_cast<float>(problem_.scale);
+    chunk.rows = std::min(max_rows_, sequence_.length - begin);
+    chunk.max_rows = max_rows_;
+    chunk.head_dim = problem_.head_dim;
+    chunk.head_dim_v = problem_.head_dim_v;
+    chunk.q = q_.data();
+    chunk.dout = dout_.data();
+    chunk.num_members = problem_.heads_a_state();
+    chunk.k = rows(in.k, problem_.key_head_of(head_), begin);
+    chunk.v = rows(in.v, head_, begin);
+    chunk.g = rows(in.g, head_, begin);
+    chunk.bonus = bonus_.empty() ? nullptr : bonus_.data();
+    chunk.state = memory_.state;
+    chunk.dstate_transposed = memory_.dstate_transposed;
+    chunk.dstate = memory_.dstate;
+    chunk.dq = dq_.data();
+    chunk.dk = rows(gradients.k, problem_.key_head_of(head_), begin);
+    chunk.dv = rows(gradients.v, head_, begin);
+    chunk.dg = rows(gradients.g, head_, begin);
+    chunk.query_sums = memory_.query_sums + begin * problem_.head_dim;
+    chunk.passing = memory_.passing;
+    chunk.dbonus = memory_.dbonus;
+    chunk.scratch = memory_.scratch;
+    return chunk;
+  }
+
+  const RecurrentKernels& kernels_;
+  const LinearProblem& problem_;
+  const LinearArgs& args_;
+  const LinearSequence& sequence_;
+  int64_t head_;
+  int64_t max_rows_;
+  int64_t ld_k_, ld_v_;
+  const RecurrentBwdMemory& memory_;
+  std::vector<float> bonus_;
+  std::vector<ChunkRows> q_, dout_, dq_;
+};
+
+}  // namespace
+
+LinearPlan plan_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem) {
+  LinearPlan plan;
+  plan.implementation = isa_name(isa.isa);
+  plan.chunk_size = std::clamp<int64_t>(problem.max_seqlen, 1, kRecurrentBwdRows);
+  plan.num_tasks = problem.batch_size * problem.num_state_heads;
+  if (plan.num_tasks == 0) return plan;
+  WorkspaceCursor cursor;
+  RecurrentBwdMemory(isa, problem, plan.chunk_size, cursor);
+  plan.bytes_a_worker = cursor.used();
+  return plan;
+}
+
+void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
+                             const LinearPlan& plan, const LinearArgs& args,
+                             const Context& context) {
+  ParameterSums sums(problem, args);
+  const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
+  const std::string_view op = linear_op_name(*problem.op, problem.pass);
+  const double work = static_cast<double>(problem.num_rows * problem.num_out_heads) *
+                      static_cast<double>(9 * problem.head_dim * problem.head_dim_v);
+  const Context limited = with_workers_for(work, context);
+  const Workspace workspace(op, context, plan.bytes_for(op, num_workers_of(limited)));
+  parallel_for(limited, plan.num_tasks, [&](int64_t task, int worker) {
+    WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
+    const RecurrentBwdMemory memory(isa, problem, plan.chunk_size, cursor);
+    const auto& sequence = sequences[static_cast<size_t>(task / problem.num_state_heads)];
+    RecurrentBwdStream(isa, problem, plan, args, sequence, task % problem.num_state_heads, memory)
+        .run(sums);
+  });
+  sums.store();
+}
+
+}  // namespace flashtile::cpu
