@@ -4,12 +4,12 @@
 
     bench/cpu_linear.py [--build build/release] [--out bench/results/cpu_linear.jsonl] [--threads 1]
 
-Needs torch and numpy. The PyTorch side is the chunk form that models fall back to without GPU kernels,
-with gradients by autograd. Both run in one process, interleaved, on the same random memory; a point
-is timed only after the two results agree. With one thread the processor time of the process is what
-counts, so that a busy machine changes little; with more it is wall time. `share` is the share of the
-measured peak of float32 multiply-adds that the count of docs/notebook.md comes to. One JSON line a
-point, the first line describes the machine and the commit.
+Needs torch and numpy. The PyTorch side, where there is one, is the chunk form that models fall back
+to without GPU kernels, with gradients by autograd. Both run in one process, interleaved, on the same
+random memory; a point is timed only after the two results agree. With one thread the processor time
+of the process is what counts, so that a busy machine changes little; with more it is wall time.
+`share` is the share of the peak of float32 multiply-adds that the count of docs/notebook.md comes
+to, by the best round. One JSON line a point, the first line describes the machine and the commit.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from cpu_torch import DTYPES, ROOT, Library, Tensor, interleaved, machine
+from cpu_peers import DTYPES, ROOT, Library, Tensor, interleaved, machine
 
 CHUNK = 64
 
@@ -97,7 +97,7 @@ def torch_gated_delta_rule(q, k, v, g, beta):
 def random_inputs(op, heads, seqlen, dim, dtype):
     make = lambda *shape: torch.randn(1, seqlen, heads, *shape)
     inputs = {name: make(dim).to(dtype) for name in ("q", "k", "v")}
-    inputs["g"] = torch.nn.functional.logsigmoid(make())
+    inputs["g"] = torch.nn.functional.logsigmoid(make(dim) if op == "gla" else make())
     if op == "gated_delta_rule":
         inputs["k"] = torch.nn.functional.normalize(inputs["k"].float(), dim=-1).to(dtype)
         inputs["beta"] = make().sigmoid()
@@ -105,7 +105,8 @@ def random_inputs(op, heads, seqlen, dim, dtype):
 
 
 PEERS = {"simple_gla": torch_simple_gla, "gated_delta_rule": torch_gated_delta_rule}
-HAS_BACKWARD = ("simple_gla",)
+HAS_BACKWARD = ("simple_gla", "gla")
+OPS = ("simple_gla", "gla", "gated_delta_rule")
 
 
 def flop_count(op, seqlen, heads, dim):
@@ -133,7 +134,7 @@ def point_functions(library, op, heads, seqlen, dim, dtype, with_peer):
         both()
         functions["fwd+bwd"] = {"flashtile": both}
     if not with_peer:
-        return functions, None
+        return functions, None  # PyTorch's chunks need memory for all of their states
     leaves = [x.detach().requires_grad_(True) for x in inputs.values()]
 
     def peer_forward():
@@ -177,11 +178,11 @@ def main():
     peak = (arguments.peak or measured_peak(build)) * arguments.threads
     lines = [{**machine(arguments), "peak_f32_gflops": peak}]
     print(json.dumps(lines[0]), flush=True)
-    points = [(op, dtype, 8, 4096) for op in PEERS for dtype in (torch.float32, torch.bfloat16)]
+    points = [(op, dtype, 8, 4096) for op in OPS for dtype in (torch.float32, torch.bfloat16)]
     points += [("simple_gla", torch.float32, 1, seqlen) for seqlen in (4096, 32768, 262144)]
     for op, dtype, heads, seqlen in points:
         dim = 128
-        with_peer = seqlen <= 4096
+        with_peer = op in PEERS and seqlen <= 4096
         functions, error = point_functions(library, op, heads, seqlen, dim, dtype, with_peer)
         limit = 1e-4 if dtype == torch.float32 else 4e-2
         if error is not None and not error < limit:

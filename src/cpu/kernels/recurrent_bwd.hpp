@@ -33,8 +33,13 @@ struct StripRow {
   float* out;
 };
 
-template <StripOrder kOrder, bool kDecaysColumns, int kVecs>
+/// kIsSimple: no decay is 0, and one key and value are added.
+template <StripOrder kOrder, bool kDecaysColumns, bool kIsSimple, int kVecs>
 void strip_row(const StripRow& r, float* state) {
+  const int64_t depth = r.depth;
+  const float* keys = r.key;
+  const float* queries = r.query;
+  const float* decays = r.decay;
   StripVectors<kVecs> value, decay, sum;
   FLASHTILE_UNROLL
   for (int n = 0; n < kVecs; ++n) {
@@ -42,20 +47,20 @@ void strip_row(const StripRow& r, float* state) {
     decay[n] = kDecaysColumns ? load(r.decay + n * kLanes) : zero();
     sum[n] = zero();
   }
-  for (int64_t i = 0; i < r.depth; ++i) {
-    const Vf key = broadcast(r.key[i]);
-    const Vf query = broadcast(r.query[i]);
-    const Vf row_decay = kDecaysColumns ? zero() : broadcast(r.decay[i]);
+  for (int64_t i = 0; i < depth; ++i) {
+    const Vf key = broadcast(keys[i]);
+    const Vf query = broadcast(queries[i]);
+    const Vf row_decay = kDecaysColumns ? zero() : broadcast(decays[i]);
     float* row = state + i * kStripWidth;
     FLASHTILE_UNROLL
     for (int n = 0; n < kVecs; ++n) {
       const Vf d = kDecaysColumns ? decay[n] : row_decay;
       const auto decayed = [&](Vf s) {
-        return r.is_reset ? select(d == zero(), zero(), s * d) : s * d;
+        return kIsSimple ? s * d : select(d == zero(), zero(), s * d);
       };
       const auto added = [&](Vf s) {
         s = fma(key, value[n], s);
-        for (int64_t m = 1; m < r.num_adds; ++m) {
+        for (int64_t m = 1; m < r.num_adds && !kIsSimple; ++m) {
           s = fma(broadcast(r.key[m * r.key_step + i]),
                   load(r.value + m * r.value_step + n * kLanes), s);
         }
@@ -82,7 +87,11 @@ void strip_row(const StripRow& r, float* state) {
 
 template <StripOrder kOrder, bool kDecaysColumns, int kVecs = kTileVecs>
 FLASHTILE_INLINE void strip_row_of(int64_t num_vecs, const StripRow& r, float* state) {
-  if (num_vecs >= kVecs) return strip_row<kOrder, kDecaysColumns, kVecs>(r, state);
+  if (num_vecs >= kVecs) {
+    const bool is_simple = !r.is_reset && r.num_adds == 1;
+    if (is_simple) return strip_row<kOrder, kDecaysColumns, true, kVecs>(r, state);
+    return strip_row<kOrder, kDecaysColumns, false, kVecs>(r, state);
+  }
   if constexpr (kVecs > 1) strip_row_of<kOrder, kDecaysColumns, kVecs - 1>(num_vecs, r, state);
 }
 
