@@ -5,7 +5,7 @@
     bench/cpu_linear.py [--build build/release] [--out bench/results/cpu_linear.jsonl] [--threads 1]
 
 Needs torch and numpy. The PyTorch side, where there is one, is the chunk form that models fall back
-to without GPU kernels, with gradients by autograd. Both run in one process, interleaved, on the same
+to without GPU kernels, with gradients by autograd. Both run in one process, in turns, on the same
 random memory; a point is timed only after the two results agree. With one thread the processor time
 of the process is what counts, so that a busy machine changes little; with more it is wall time.
 `share` is the share of the peak of float32 multiply-adds that the count of docs/notebook.md comes
