@@ -67,6 +67,9 @@ def _known_window(function: Callable[..., Any], local_size: int | None) -> dict[
     known: list[tuple[Callable[..., Any], dict[str, Any]]] = [
         (masking_utils.causal_mask_function, {"causal": True}),
         (masking_utils.bidirectional_mask_function, {"causal": False})]
+    for other, options in known:
+        if function is other:  # torch.compile cannot trace functions as we do
+            return options
     if local_size is not None:
         known += [(masking_utils.sliding_window_causal_mask_function(local_size),
                    {"causal": True, "window": (local_size - 1, None)}),

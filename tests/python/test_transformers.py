@@ -156,6 +156,20 @@ def test_generation_equals_one_pass():
     assert (torch.cat(steps, 1) - whole).abs().max() < 1e-5 * whole.abs().max()
 
 
+def test_compile():
+    model = language("llama")
+    model.set_attn_implementation("flashtile")
+    ids = tokens()
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    for fullgraph, inputs in ((True, {}), (False, dict(attention_mask=mask))):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=fullgraph)
+        with torch.no_grad():
+            found, right = (f(ids, **inputs).logits for f in (compiled, model))
+        assert (found - right)[mask.bool()].abs().max() < 1e-5
+
+
 def test_vit():
     config = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
                   image_size=32, patch_size=8)
