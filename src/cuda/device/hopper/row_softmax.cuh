@@ -52,6 +52,17 @@ struct RowSoftmax {
     return all_lanes(reference[0] != -infinity() && reference[1] != -infinity());
   }
 
+  /// True when a reference of the warp, times a scale, may overflow.
+  FLASHTILE_DEVICE bool is_huge() const {
+    constexpr float kHuge = 1e38f;
+    bool is_huge = false;
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      is_huge = is_huge || (absolute(reference[half]) > kHuge && is_finite(reference[half]));
+    }
+    return any_lane(is_huge);
+  }
+
   /// Moves references that lie too far below the logits. True in all lanes of the warp where one
   /// has moved that sums depend on; `factors` are then what those are multiplied by.
   template <int kCount>

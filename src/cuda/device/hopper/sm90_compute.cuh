@@ -284,8 +284,11 @@ struct Sm90Compute {
   FLASHTILE_DEVICE bool prepare(float (&factors)[2]) {
     if constexpr (Scores::Kind::kIsTilted) rules.level(scores, tile, n_block);
     if (!is_plain()) mask();
-    if constexpr (Scores::kHidesPairs) {
-      if (cover == Cover::kPart) rules.hide_pairs(scores, tile, n_block);
+    if constexpr (Scores::kHidesPairs || Config::kBias != Element::kNone) {
+      const bool asks_bias = Config::kBias != Element::kNone && tile.kind == kTileToRedo;
+      if ((Scores::kHidesPairs && cover == Cover::kPart) || asks_bias) {
+        rules.hide_pairs(scores, tile, n_block, asks_bias);
+      }
     }
     if constexpr (Config::kWantsMaxLogit) softmax.track_largest(scores);
     const bool follows = Config::kReference != Sm90Reference::kZero || tile.kind == kTileToRedo;
@@ -308,7 +311,7 @@ struct Sm90Compute {
       if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
       has_moved = prepare(factors);
       const bool is_redone = tile.kind == kTileToRedo;
-      if (Scores::Kind::kIsGeneral && is_redone) {
+      if (Scores::Kind::kIsGeneral && is_redone && softmax.is_huge()) {
         softmax.weigh_wide(scores, logit_scale());
       } else {
         softmax.weigh(scores, logit_scale(),

@@ -170,8 +170,10 @@ struct Sm90Scores {
   }
 
   /// What masks other than by position hide. Pairs are asked in a loop, which takes few registers
-  /// and little text, and leaves a bit of each.
-  FLASHTILE_DEVICE void hide_pairs(Scores& scores, const Sm90Tile& tile, int n_block) const {
+  /// and little text, and leaves a bit of each. `asks_bias`: and what a bias of -inf hides, which
+  /// does so by itself where the score is a number.
+  FLASHTILE_DEVICE void hide_pairs(Scores& scores, const Sm90Tile& tile, int n_block,
+                                   bool asks_bias) const {
     uint32 kept[2] = {};
     with_rules(tile, [&](const ScoreRules<Config>& rules) {
       const Rows rows = rows_of(tile);
@@ -184,7 +186,12 @@ struct Sm90Scores {
         for (int i = 0; i < 4; ++i) {
           const int column = n * 2 + i / 2;
           const int key = first_key + n * 8 + i / 2;
-          const bool is_kept = rules.is_kept(tile.head, q_idx[i % 2], key);
+          bool is_kept = rules.is_kept(tile.head, q_idx[i % 2], key);
+          if constexpr (Config::kBias != Element::kNone) {
+            if (asks_bias) {
+              is_kept = is_kept && rules.bias_at(tile.head, q_idx[i % 2], key) != -infinity();
+            }
+          }
           kept[i % 2] |= static_cast<uint32>(is_kept) << column;
         }
       }
