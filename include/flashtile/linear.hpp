@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
 
 #include "flashtile/context.hpp"
 #include "flashtile/export.hpp"
@@ -25,16 +26,17 @@ struct LinearTensors {
   TensorView g_gamma;  ///< (heads) constant log decay; has no gradient
   TensorView i;        ///< input gate before its activation
   TensorView f;        ///< forget gate before its activation
+  TensorView o;        ///< output gate before its activation
   TensorView dt;       ///< step size before dt_bias and dt_softplus
   TensorView dt_bias;  ///< added to dt
   TensorView A;        ///< decay of a unit step, negative
   TensorView D;        ///< skip: how much of the input the output takes directly
-  TensorView z;        ///< mamba1: out is multiplied by silu(z)
+  TensorView z;        ///< gate of the output, before silu; slstm: what enters the cell
   TensorView beta;     ///< delta rules: how far a value is corrected
   TensorView a;        ///< low rank: what reads the old state
   TensorView b;        ///< low rank: where that is written
   TensorView s;        ///< gsa: weights of the slots
-  TensorView weight;   ///< short_conv: (channels, width); gated_norm: (head_dim)
+  TensorView weight;   ///< short_conv: (channels, width); gated_norm: (head_dim); slstm: R
   TensorView bias;     ///< short_conv: added; log_decay_gate: added before the activation
   TensorView A_log;    ///< log_decay_gate: logarithm of the rate
   TensorView u_bonus;  ///< rwkv4, rwkv6: extra weight of the row itself
@@ -49,6 +51,7 @@ struct LinearStates {
   TensorView state_k;  ///< gsa: the state that q reads
   TensorView norm;     ///< sum of keys: (sequences, heads, key_dim)
   TensorView max;      ///< running maximum of the exponential input gate: (sequences, heads)
+  TensorView hidden;   ///< slstm: output of the row before
 
   bool operator==(const LinearStates&) const = default;
 };
@@ -71,12 +74,13 @@ struct LinearArgs {
   LinearStates states;         ///< of a step op, which changes them in place
   TensorView state_slots;      ///< (sequences) i32: their lines in `states`; absent: 0, 1, ...
 
-  std::optional<double> scale;  ///< multiplies q; default 1/sqrt(head_dim)
-  bool silu = false;            ///< short_conv: the output goes through silu
-  bool residual = false;        ///< short_conv: x is added to the output
-  bool gate_first = false;      ///< gated_norm: the gate comes before the norm
-  bool is_sigmoid = false;      ///< gated_norm: the gate is sigmoid(z), not silu(z)
-  double eps = 1e-5;            ///< gated_norm: added to the mean of squares
+  std::optional<double> scale;      ///< multiplies q; default 1/sqrt(head_dim)
+  bool silu = false;                ///< short_conv: the output goes through silu
+  bool residual = false;            ///< short_conv: x is added to the output
+  bool gate_first = false;          ///< gated_norm: the gate comes before the norm
+  bool is_sigmoid = false;          ///< gated_norm: the gate is sigmoid(z), not silu(z)
+  double eps = 1e-5;                ///< gated_norm: added to the mean of squares
+  std::string feature_map = "elu";  ///< feature_map: "elu", "relu", "relu2" or "softmax"
   /// log_decay_gate: with a number below 0 the decay is bounded by it.
   std::optional<double> lower_bound;
   double divisor = 1;      ///< log_decay_gate without A_log: of logsigmoid(x)
@@ -185,6 +189,13 @@ FLASHTILE_API void mamba1_step(const LinearArgs& args, const Context& context = 
 FLASHTILE_API void rwkv4_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv4_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv4_step(const LinearArgs& args, const Context& context = {});
+/// xLSTM's scalar memory (Beck 2024), whose gates read the output h of the row before through R,
+/// weight (heads, 4, dim, dim) in the order i, f, z, o: c = k c' + e tanh(z~), n = k n' + e, h =
+/// sigmoid(o~) c / n, with e and k those of mlstm_exp. An absent maximum is -inf, which gives the
+/// first row all the weight. m is held constant in gradients.
+FLASHTILE_API void slstm_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void slstm_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void slstm_step(const LinearArgs& args, const Context& context = {});
 
 // What layers have around these. They have states and steps where they look back.
 
@@ -205,5 +216,10 @@ FLASHTILE_API void log_decay_gate_step(const LinearArgs& args, const Context& co
 FLASHTILE_API void gated_norm_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gated_norm_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gated_norm_step(const LinearArgs& args, const Context& context = {});
+/// What queries and keys of linear attention go through: elu(x) + 1, relu(x), its square, or
+/// softmax over head_dim.
+FLASHTILE_API void feature_map_fwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void feature_map_bwd(const LinearArgs& args, const Context& context = {});
+FLASHTILE_API void feature_map_step(const LinearArgs& args, const Context& context = {});
 
 }  // namespace flashtile

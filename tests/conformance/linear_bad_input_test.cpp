@@ -88,6 +88,8 @@ TEST(LinearBadInput, IsOneClearError) {
        "gla_step: state_slots[1] is 3, the states have 3 lines"},
       {"gla_step:b3:hq2:d4:lines3:state_slots={2,0,2}", nothing(),
        "gla_step: state_slots[2] is 2, and so is state_slots[0]"},
+      {"feature_map_fwd:hq2:t3:d4:feature_map=cosine", nothing(),
+       "feature_map_fwd: feature_map is 'cosine', expected elu, relu, relu2 or softmax"},
       {"gla_step:b2:hq2:d4", without("state"), "gla_step: state is missing"},
       {"mlstm_sig_step:b2:hq2:d4:normalize", nothing(), "mlstm_sig_step: norm is missing"},
       {"mamba2_fwd:hq2:t3:d4:dt_min=2:dt_max=1", nothing(),

@@ -31,6 +31,8 @@ void run_by(const OpCall& call, const std::string& implementation) {
 /// Sets all gates of row `t`; what reads the old state of low-rank updates is 0 there. False where
 /// the op has no gate.
 bool reset_at(const OpCall& call, int64_t t) {
+  // slstm also sees the past through its gates.
+  if (call.spec().find_tensor("initial_hidden") != nullptr) return false;
   const std::vector<std::string> gates = gate_names(call);
   for (const std::string& name : gates) fill(call.tensor(name).sliced(1, t, t + 1), -kInf);
   if (call.spec().find_tensor("a") != nullptr) fill(call.tensor("a").sliced(1, t, t + 1), 0);

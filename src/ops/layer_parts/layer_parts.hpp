@@ -14,5 +14,6 @@ std::vector<const OpSpec*> layer_part_specs();
 LinearImplementation short_conv_reference(LinearPass pass);
 LinearImplementation log_decay_gate_reference(LinearPass pass);
 LinearImplementation gated_norm_reference(LinearPass pass);
+LinearImplementation feature_map_reference(LinearPass pass);
 
 }  // namespace flashtile

@@ -84,10 +84,27 @@ constexpr LinearOp kGatedNorm = {
     .options = kNormOptions,
 };
 
+constexpr std::array kMapInputs = {
+    linear_input<&T::v>("x", kShape, kLinearFloats, "queries or keys"),
+};
+constexpr std::array kMapOptions = {
+    linear_option<&A::feature_map>("feature_map", "elu", 0, 0, "elu, relu, relu2 or softmax"),
+};
+constexpr LinearOp kFeatureMap = {
+    .name = "feature_map",
+    .doc = "what makes queries and keys of linear attention positive",
+    .family = LinearFamily::kLayerPart,
+    .reference = feature_map_reference,
+    .inputs = kMapInputs,
+    .states = {},
+    .out_shape = kShape,
+    .options = kMapOptions,
+};
+
 }  // namespace
 
 std::vector<const OpSpec*> layer_part_specs() {
-  return linear_specs_of<kShortConv, kLogDecayGate, kGatedNorm>();
+  return linear_specs_of<kShortConv, kLogDecayGate, kGatedNorm, kFeatureMap>();
 }
 
 void short_conv_fwd(const LinearArgs& args, const Context& context) {
@@ -116,6 +133,15 @@ void gated_norm_bwd(const LinearArgs& args, const Context& context) {
 }
 void gated_norm_step(const LinearArgs& args, const Context& context) {
   call_linear<kGatedNorm, LinearPass::kStep>(args, context);
+}
+void feature_map_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kFeatureMap, LinearPass::kForward>(args, context);
+}
+void feature_map_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kFeatureMap, LinearPass::kBackward>(args, context);
+}
+void feature_map_step(const LinearArgs& args, const Context& context) {
+  call_linear<kFeatureMap, LinearPass::kStep>(args, context);
 }
 
 }  // namespace flashtile

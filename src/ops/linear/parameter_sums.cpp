@@ -2,6 +2,7 @@
 #include "ops/linear/parameter_sums.hpp"
 
 #include "core/element.hpp"
+#include "ops/linear/sequences.hpp"
 
 namespace flashtile {
 
@@ -12,8 +13,10 @@ ParameterSums::ParameterSums(const LinearProblem& problem, const LinearArgs& arg
     const TensorView* gradient =
         input.access_gradient(const_cast<LinearArgs*>(&args), {}, /*create=*/false);
     if (!*gradient) continue;
-    Parameter parameter{
-        gradient, gradient->shape[0], gradient->ndim > 1 ? gradient->shape[1] : 1, {}};
+    Parameter parameter{gradient, gradient->shape[0], 1, {}};
+    for (int d = 1; d < gradient->ndim; ++d) {
+      parameter.num_elements *= gradient->shape[static_cast<size_t>(d)];
+    }
     const int64_t size = batch_size_ * parameter.num_heads * parameter.num_elements;
     parameter.sums.assign(static_cast<size_t>(size), 0.0);
     parameters_.push_back(std::move(parameter));
@@ -38,10 +41,8 @@ void ParameterSums::store() const {
       for (int64_t b = 0; b < batch_size_; ++b) {
         sum += parameter.sums[static_cast<size_t>(b * size + n)];
       }
-      char* address = gradient.ndim > 1
-                          ? gradient.at({n / parameter.num_elements, n % parameter.num_elements})
-                          : gradient.at({n});
-      store_float(address, gradient.dtype, sum);
+      store_float(parameter_at(gradient, n / parameter.num_elements, n % parameter.num_elements),
+                  gradient.dtype, sum);
     }
   }
 }

@@ -154,6 +154,10 @@ LinearProblem make_linear_problem(const LinearOp& op, LinearPass pass, const OpS
   if (args.dt_min > args.dt_max) {
     fail(name, "dt_min is ", args.dt_min, ", more than dt_max, ", args.dt_max);
   }
+  const std::string& map = args.feature_map;
+  if (map != "elu" && map != "relu" && map != "relu2" && map != "softmax") {
+    fail(name, "feature_map is '", map, "', expected elu, relu, relu2 or softmax");
+  }
   if (args.layer >= args.layers) {
     fail(name, "layer is ", args.layer, ", expected less than layers, ", args.layers);
   }

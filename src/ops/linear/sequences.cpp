@@ -73,8 +73,18 @@ void store_state(const TensorView& tensor, int64_t batch_idx, int64_t head,
   });
 }
 
+char* parameter_at(const TensorView& tensor, int64_t head, int64_t i) {
+  char* address = static_cast<char*>(tensor.data) + head * stride_bytes(tensor, 0);
+  for (int d = tensor.ndim - 1; d > 0; --d) {
+    const int64_t size = tensor.shape[static_cast<size_t>(d)];
+    address += i % size * stride_bytes(tensor, d);
+    i /= size;
+  }
+  return address;
+}
+
 double load_parameter(const TensorView& tensor, int64_t head, int64_t i) {
-  return load_float(tensor.ndim > 1 ? tensor.at({head, i}) : tensor.at({head}), tensor.dtype);
+  return load_float(parameter_at(tensor, head, i), tensor.dtype);
 }
 
 }  // namespace flashtile

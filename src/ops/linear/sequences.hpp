@@ -49,7 +49,9 @@ std::vector<double> load_state(const TensorView& tensor, int64_t batch_idx, int6
 void store_state(const TensorView& tensor, int64_t batch_idx, int64_t head,
                  const std::vector<double>& values);
 
-/// Element (head) or (head, i) of a parameter; a (heads) tensor has the same number for every i.
+/// Element (head) or (head, i) of a parameter, where i counts all dimensions behind the first in
+/// row-major order; a (heads) tensor has the same number for every i.
+char* parameter_at(const TensorView& tensor, int64_t head, int64_t i);
 double load_parameter(const TensorView& tensor, int64_t head, int64_t i = 0);
 
 }  // namespace flashtile

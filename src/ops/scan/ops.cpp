@@ -84,9 +84,41 @@ constexpr LinearOp kRwkv4 = {
     .out_shape = kChannels,
 };
 
+constexpr std::string_view kCells = "num_heads head_dim";
+constexpr std::array kSlstmInputs = {
+    linear_input<&T::i>("i", kCells, kLinearFloats, "input gate, raw"),
+    linear_input<&T::f>("f", kCells, "=i", "forget gate, raw"),
+    linear_input<&T::z>("z", kCells, "=i", "cell input, raw"),
+    linear_input<&T::o>("o", kCells, "=i", "output gate, raw"),
+    linear_input<&T::weight>("weight", "num_heads 4 head_dim head_dim", "f32 =i f64",
+                             "what i, f, z and o add of the row before")
+        .untimed()
+        .filled(Fill::kUnit),
+};
+constexpr std::array kSlstmStates = {
+    linear_state<&S::state>("state", kCells, "cell"),
+    linear_state<&S::norm>("norm", kCells, "sum of input weights").filled(Fill::kPositive),
+    linear_state<&S::max>("max", kCells, "maximum of the input gate").without_gradient(),
+    linear_state<&S::hidden>("hidden", kCells, "output of the row before"),
+};
+constexpr LinearOp kSlstm = {
+    .name = "slstm",
+    .doc = "xLSTM's scalar memory",
+    .family = LinearFamily::kScan,
+    .reference = slstm_reference,
+    .gate = LinearGate::kExponential,
+    .normalizer = LinearNormalizer::kAtLeastFloor,
+    .is_always_normalized = true,
+    .inputs = kSlstmInputs,
+    .states = kSlstmStates,
+    .out_shape = kCells,
+};
+
 }  // namespace
 
-std::vector<const OpSpec*> scan_specs() { return linear_specs_of<kHgrn, kMamba1, kRwkv4>(); }
+std::vector<const OpSpec*> scan_specs() {
+  return linear_specs_of<kHgrn, kMamba1, kRwkv4, kSlstm>();
+}
 
 void hgrn_fwd(const LinearArgs& args, const Context& context) {
   call_linear<kHgrn, LinearPass::kForward>(args, context);
@@ -114,6 +146,15 @@ void rwkv4_bwd(const LinearArgs& args, const Context& context) {
 }
 void rwkv4_step(const LinearArgs& args, const Context& context) {
   call_linear<kRwkv4, LinearPass::kStep>(args, context);
+}
+void slstm_fwd(const LinearArgs& args, const Context& context) {
+  call_linear<kSlstm, LinearPass::kForward>(args, context);
+}
+void slstm_bwd(const LinearArgs& args, const Context& context) {
+  call_linear<kSlstm, LinearPass::kBackward>(args, context);
+}
+void slstm_step(const LinearArgs& args, const Context& context) {
+  call_linear<kSlstm, LinearPass::kStep>(args, context);
 }
 
 }  // namespace flashtile

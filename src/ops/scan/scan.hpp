@@ -14,5 +14,6 @@ std::vector<const OpSpec*> scan_specs();
 LinearImplementation hgrn_reference(LinearPass pass);
 LinearImplementation mamba1_reference(LinearPass pass);
 LinearImplementation rwkv4_reference(LinearPass pass);
+LinearImplementation slstm_reference(LinearPass pass);
 
 }  // namespace flashtile
