@@ -246,6 +246,24 @@ def test_refusals_are_listed():
     assert flashtile.supports(q, k, v)
 
 
+@pytest.mark.parametrize("stored", [np.int8, ml_dtypes.float8_e4m3fn])
+def test_quantised_keys(stored):
+    q, k, v = qkv()
+    scales = np.array([0.03, 0.02], np.float32)
+    per_head = scales[None, None, :, None]
+    k, v = (np.clip(np.rint(x / per_head), -127, 127).astype(stored) for x in (k, v))
+    out = flashtile.attention(q, k, v, k_scale=scales, v_scale=scales)
+    wide = (x.astype(np.float32) * per_head for x in (k, v))
+    assert np.abs(out - plain.attention(q, *wide)[0]).max() < TOLERANCE[np.float32]
+
+
+def test_batch_invariant_rows():
+    q, k, v = qkv()
+    both = flashtile.attention(q, k, v, causal=True, batch_invariant=True)
+    last = flashtile.attention(q[1:, -1:], k[1:], v[1:], causal=True, batch_invariant=True)
+    assert np.array_equal(both[1:, -1:], last)
+
+
 def test_explain_and_info():
     explanation = flashtile.explain("attention_fwd:b2:hq4:sq33:d16:causal")
     assert explanation.chosen in flashtile.info()["implementations"]["attention_fwd"]
