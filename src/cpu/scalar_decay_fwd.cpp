@@ -4,9 +4,11 @@
 // part of its columns where states are fewer than workers. Columns do not depend on each other, so
 // the bits are the same; only Q K' is worked out for each part.
 #include <algorithm>
+#include <array>
 
 #include "core/executor.hpp"
 #include "core/workspace.hpp"
+#include "cpu/cpu_info.hpp"
 #include "cpu/scalar_decay_call.hpp"
 
 namespace flashtile::cpu {
@@ -37,15 +39,26 @@ ScalarDecayShape scalar_decay_shape(const LinearProblem& problem, int64_t max_ro
 
 namespace {
 
-/// What a worker needs for the rows of one state.
+/// Most states that a task takes, and the share of the second cache that they may fill.
+constexpr int64_t kMaxGroup = 4;
+constexpr int64_t kGroupShare = 4;
+
+int64_t max_group(const LinearProblem& problem) {
+  const int64_t state_bytes = problem.head_dim * problem.head_dim_v * 4;
+  const int64_t fitting = cpu_info().l2_bytes / kGroupShare / state_bytes;
+  return std::clamp<int64_t>(std::min(fitting, problem.num_state_heads), 1, kMaxGroup);
+}
+
+/// What a worker needs for the rows of some states.
 struct FwdMemory {
-  float* state;
+  float* states;
   char* scratch;
 
   FwdMemory(const IsaEntry& isa, const LinearProblem& problem, const ScalarDecayShape& shape,
             WorkspaceCursor& cursor) {
     const auto& operands = scalar_decay_operands(isa.linear->scalar_decay, problem.dtype);
-    state = cursor.take<float>(problem.head_dim * isa.linear->scalar_decay.state_ld(shape));
+    states = cursor.take<float>(max_group(problem) * problem.head_dim *
+                                isa.linear->scalar_decay.state_ld(shape));
     scratch = cursor.take<char>(operands.fwd_scratch_bytes(shape));
   }
 };
@@ -77,29 +90,40 @@ class FwdStream {
     }
   }
 
-  void run(const FwdMemory& memory) {
-    const bool has_norm = shape_.divisor != ChunkDivisor::kNone;
+  void begin(float* state) {
+    state_ = state;
     const auto& initial = args_.initial_states;
-    has_state_ = bool(initial.state) || (has_norm && initial.norm);
-    std::fill_n(memory.state, problem_.head_dim * ld_, 0.0f);
+    has_state_ = bool(initial.state) || (has_norm() && initial.norm);
+    std::fill_n(state, problem_.head_dim * ld_, 0.0f);
     load_state_columns(initial.state, sequence_.batch_idx, head_, columns_.first, columns_.count,
-                       ld_, memory.state);
-    if (has_norm) {
-      load_state_vector(initial.norm, sequence_.batch_idx, head_, ld_,
-                        memory.state + columns_.count);
+                       ld_, state);
+    if (has_norm()) {
+      load_state_vector(initial.norm, sequence_.batch_idx, head_, ld_, state + columns_.count);
     }
-    for (int64_t begin = 0; begin < sequence_.length; begin += shape_.max_rows) {
-      const int64_t end = std::min(begin + shape_.max_rows, sequence_.length);
-      if (run_rows(begin, end - begin, memory)) continue;
-      for (int64_t t = begin; t < end; ++t) run_rows(t, 1, memory);
+  }
+
+  /// Rows from `begin` on. The lists that it points to are there until the next call but one.
+  ScalarDecayFwdChunk make_chunk(int64_t begin, int64_t count) {
+    turn_ = 1 - turn_;
+    return make_chunk(begin, count, addresses_[turn_]);
+  }
+
+  /// Rows from `begin` on, as a chunk or, where that is refused, one by one.
+  void run(ScalarDecayFwdChunk chunk, int64_t begin, char* scratch) {
+    if (run_rows(chunk, begin, scratch)) return;
+    for (int64_t t = begin; t < begin + chunk.rows; ++t) {
+      run_rows(make_chunk(t, 1, row_addresses_), t, scratch);
     }
+  }
+
+  void end() {
     const auto& final_states = args_.final_states;
     store_state_columns(final_states.state, sequence_.batch_idx, head_, columns_.first,
-                        columns_.count, ld_, memory.state);
+                        columns_.count, ld_, state_);
     if (columns_.first > 0) return;
-    if (has_norm) {
+    if (has_norm()) {
       store_state_vector(final_states.norm, sequence_.batch_idx, head_, ld_,
-                         memory.state + columns_.count);
+                         state_ + columns_.count);
     }
     store_state(final_states.max, sequence_.batch_idx, head_, {gates_.last_max});
   }
@@ -123,28 +147,38 @@ class FwdStream {
     return timed_rows(problem_, tensor, sequence_, head);
   }
 
-  bool run_rows(int64_t begin, int64_t count, const FwdMemory& memory) {
-    q_.clear();
-    out_.clear();
+  struct Addresses {
+    std::vector<ChunkRows> q, out;
+  };
+
+  ScalarDecayFwdChunk make_chunk(int64_t begin, int64_t count, Addresses& addresses) const {
+    addresses.q.clear();
+    addresses.out.clear();
     for (int64_t member = 0; member < problem_.heads_a_state(); ++member) {
       const int64_t head_out = head_ * problem_.heads_a_state() + member;
-      q_.push_back(chunk_rows(rows(args_.inputs.q, problem_.query_head_of(head_out)), begin));
-      out_.push_back(value_rows(rows(args_.out, head_out), begin));
+      const HeadRows q = rows(args_.inputs.q, problem_.query_head_of(head_out));
+      addresses.q.push_back(chunk_rows(q, begin));
+      addresses.out.push_back(value_rows(rows(args_.out, head_out), begin));
     }
-    const ScalarDecayFwdChunk chunk{
-        &shape_,
-        count,
-        chunk_rows(rows(args_.inputs.k, problem_.key_head_of(head_)), begin),
-        value_rows(rows(args_.inputs.v, head_), begin),
-        q_.data(),
-        out_.data(),
-        problem_.heads_a_state(),
-        gate_rows_.of(gates_, has_input_weight(*problem_.op), begin, count),
-        skip_.empty() ? nullptr : skip_.data(),
-        std::min(shape_.max_rows, sequence_.length - begin - count),
-        memory.state,
-        has_state_,
-        memory.scratch};
+    ScalarDecayFwdChunk chunk{};
+    chunk.shape = &shape_;
+    chunk.rows = count;
+    chunk.k = chunk_rows(rows(args_.inputs.k, problem_.key_head_of(head_)), begin);
+    chunk.v = value_rows(rows(args_.inputs.v, head_), begin);
+    chunk.q = addresses.q.data();
+    chunk.out = addresses.out.data();
+    chunk.num_members = problem_.heads_a_state();
+    return chunk;
+  }
+
+  bool has_norm() const { return shape_.divisor != ChunkDivisor::kNone; }
+
+  bool run_rows(ScalarDecayFwdChunk chunk, int64_t begin, char* scratch) {
+    chunk.gates = gate_rows_.of(gates_, has_input_weight(*problem_.op), begin, chunk.rows);
+    chunk.skip = skip_.empty() ? nullptr : skip_.data();
+    chunk.state = state_;
+    chunk.has_state = has_state_;
+    chunk.scratch = scratch;
     const bool is_done = operands_.fwd_chunk(chunk);
     has_state_ = has_state_ || is_done;
     return is_done;
@@ -161,9 +195,39 @@ class FwdStream {
   ScalarGates gates_;
   ChunkGateRows gate_rows_;
   std::vector<float> skip_;
-  std::vector<ChunkRows> q_, out_;
+  std::array<Addresses, 2> addresses_;
+  Addresses row_addresses_;
+  size_t turn_ = 0;
+  float* state_ = nullptr;
   bool has_state_ = false;
 };
+
+/// Neighbouring states of one sequence, chunk by chunk in turns: their rows lie side by side, and
+/// come from memory together.
+void run_streams(std::vector<FwdStream>& streams, const LinearSequence& sequence, int64_t max_rows,
+                 int64_t state_floats, const FwdMemory& memory) {
+  for (size_t i = 0; i < streams.size(); ++i) {
+    streams[i].begin(memory.states + static_cast<int64_t>(i) * state_floats);
+  }
+  const auto chunk_of = [&](size_t i, int64_t begin) {
+    return streams[i].make_chunk(begin, std::min(max_rows, sequence.length - begin));
+  };
+  ScalarDecayFwdChunk next{};
+  if (sequence.length > 0) next = chunk_of(0, 0);
+  for (int64_t begin = 0; begin < sequence.length; begin += max_rows) {
+    for (size_t i = 0; i < streams.size(); ++i) {
+      ScalarDecayFwdChunk chunk = next;
+      const bool is_last = i + 1 == streams.size();
+      const int64_t next_begin = is_last ? begin + max_rows : begin;
+      if (next_begin < sequence.length) {
+        next = chunk_of(is_last ? 0 : i + 1, next_begin);
+        chunk.next = &next;
+      }
+      streams[i].run(chunk, begin, memory.scratch);
+    }
+  }
+  for (FwdStream& stream : streams) stream.end();
+}
 
 /// Columns of which a part of a state has a multiple.
 constexpr int64_t kPartColumns = 64;
@@ -173,6 +237,11 @@ int64_t column_parts(int64_t head_dim_v, int64_t num_streams, int64_t num_worker
   if (num_streams == 0) return 1;
   return std::clamp<int64_t>(ceil_div(num_workers, num_streams), 1,
                              ceil_div(head_dim_v, kPartColumns));
+}
+
+/// States of a task: as many as leave every worker two tasks.
+int64_t group_size(const LinearProblem& problem, int64_t num_streams, int64_t num_workers) {
+  return std::clamp<int64_t>(num_streams / (2 * num_workers), 1, max_group(problem));
 }
 
 }  // namespace
@@ -206,16 +275,23 @@ void launch_scalar_decay_fwd(const IsaEntry& isa, const LinearProblem& problem,
   const int64_t parts = column_parts(problem.head_dim_v, plan.num_tasks, num_workers);
   const int64_t columns_a_part =
       ceil_div(ceil_div(problem.head_dim_v, kPartColumns), parts) * kPartColumns;
-  parallel_for(limited, plan.num_tasks * parts, [&](int64_t task, int worker) {
+  const int64_t group = group_size(problem, plan.num_tasks, num_workers);
+  const int64_t groups = ceil_div(problem.num_state_heads, group);
+  const int64_t state_floats = problem.head_dim * isa.linear->scalar_decay.state_ld(shape);
+  parallel_for(limited, problem.batch_size * groups * parts, [&](int64_t task, int worker) {
     WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
     const FwdMemory memory(isa, problem, shape, cursor);
-    const int64_t stream = task / parts;
-    const int64_t first = task % parts * columns_a_part;
-    const int64_t count = std::min(columns_a_part, problem.head_dim_v - first);
-    if (count <= 0) return;
-    const auto& sequence = sequences[static_cast<size_t>(stream / problem.num_state_heads)];
-    FwdStream(isa, problem, plan, args, sequence, stream % problem.num_state_heads, {first, count})
-        .run(memory);
+    const int64_t first_column = task % parts * columns_a_part;
+    const int64_t num_columns = std::min(columns_a_part, problem.head_dim_v - first_column);
+    if (num_columns <= 0) return;
+    const auto& sequence = sequences[static_cast<size_t>(task / parts / groups)];
+    const int64_t head = task / parts % groups * group;
+    std::vector<FwdStream> streams;
+    for (int64_t h = head; h < std::min(head + group, problem.num_state_heads); ++h) {
+      streams.emplace_back(isa, problem, plan, args, sequence, h,
+                           ColumnRange{first_column, num_columns});
+    }
+    run_streams(streams, sequence, plan.chunk_size, state_floats, memory);
   });
 }
 

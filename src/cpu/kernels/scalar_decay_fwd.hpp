@@ -89,11 +89,12 @@ inline RowPrefetch fwd_prefetch(const ScalarDecayFwdChunk& c, int64_t member) {
   const ScalarDecayShape& shape = *c.shape;
   RowPrefetch prefetch;
   prefetch_rows(c.out[member], 0, c.rows, shape.head_dim_v, &prefetch);
-  const int64_t end = c.rows + c.next_rows;
-  prefetch_rows(c.q[member], c.rows, end, shape.head_dim, &prefetch);
-  if (member + 1 == c.num_members) {
-    prefetch_rows(c.k, c.rows, end, shape.head_dim, &prefetch);
-    prefetch_rows(c.v, c.rows, end, shape.head_dim_v, &prefetch);
+  if (const ScalarDecayFwdChunk* next = c.next; next != nullptr) {
+    prefetch_rows(next->q[member], 0, next->rows, shape.head_dim, &prefetch);
+    if (member + 1 == c.num_members) {
+      prefetch_rows(next->k, 0, next->rows, shape.head_dim, &prefetch);
+      prefetch_rows(next->v, 0, next->rows, shape.head_dim_v, &prefetch);
+    }
   }
   // Tiles of the products with S alone are about half of all.
   constexpr int64_t kTileArea = kTileRows[kTileVecs - 1] * kTileVecs * kLanes;

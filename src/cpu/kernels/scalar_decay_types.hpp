@@ -45,9 +45,10 @@ struct ScalarDecayFwdChunk {
   int64_t num_members;
   ChunkGates gates;
   const float* skip;  ///< head_dim_v factors of v, added to the output; may be null
-  int64_t next_rows;  ///< of the following chunk, right behind these: to be fetched meanwhile
-  float* state;       ///< before the chunk, then behind it
-  bool has_state;     ///< false: it is zero, and `state` is only written
+  const ScalarDecayFwdChunk*
+      next;        ///< the chunk that follows, to be fetched meanwhile; may be null
+  float* state;    ///< before the chunk, then behind it
+  bool has_state;  ///< false: it is zero, and `state` is only written
   char* scratch;
 };
 
