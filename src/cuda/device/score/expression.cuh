@@ -43,14 +43,38 @@ struct SteppedInt {
     return static_cast<Int>(static_cast<uint64>(base) + static_cast<uint64>(step));
   }
 };
-FLASHTILE_DEVICE SteppedInt operator+(SteppedInt a, SteppedInt b) {
+
+/// Has a type where A or B is a SteppedInt: two plain integers have the language's own operators,
+/// and one of each (abs() gives plain ones) must not be a choice between both kinds.
+template <class A, class B>
+struct StepsOf {};
+template <class A>
+struct StepsOf<A, SteppedInt> {
+  using Type = SteppedInt;
+};
+template <class B>
+struct StepsOf<SteppedInt, B> {
+  using Type = SteppedInt;
+};
+template <>
+struct StepsOf<SteppedInt, SteppedInt> {
+  using Type = SteppedInt;
+};
+
+template <class A, class B>
+FLASHTILE_DEVICE typename StepsOf<A, B>::Type operator+(A left, B right) {
+  const SteppedInt a(left), b(right);
   return {a.base + b.base, a.step + b.step};
 }
-FLASHTILE_DEVICE SteppedInt operator-(SteppedInt a, SteppedInt b) {
+template <class A, class B>
+FLASHTILE_DEVICE typename StepsOf<A, B>::Type operator-(A left, B right) {
+  const SteppedInt a(left), b(right);
   return {a.base - b.base, a.step - b.step};
 }
 FLASHTILE_DEVICE SteppedInt operator-(SteppedInt a) { return {-a.base, -a.step}; }
-FLASHTILE_DEVICE SteppedInt operator*(SteppedInt a, SteppedInt b) {
+template <class A, class B>
+FLASHTILE_DEVICE typename StepsOf<A, B>::Type operator*(A left, B right) {
+  const SteppedInt a(left), b(right);
   if (b.step == 0) return {a.base * b.base, a.step * b.base};
   if (a.step == 0) return {a.base * b.base, a.base * b.step};
   return {static_cast<Int>(a) * static_cast<Int>(b)};
@@ -80,6 +104,8 @@ template <class T>
 FLASHTILE_DEVICE T select(Bool condition, T a, T b) {
   return condition ? a : b;
 }
+FLASHTILE_DEVICE Int select(Bool condition, SteppedInt a, Int b) { return condition ? Int(a) : b; }
+FLASHTILE_DEVICE Int select(Bool condition, Int a, SteppedInt b) { return condition ? a : Int(b); }
 FLASHTILE_DEVICE Bool logical_not(Bool a) { return !a; }
 FLASHTILE_DEVICE Bool logical_and(Bool a, Bool b) { return a & b; }
 FLASHTILE_DEVICE Bool logical_or(Bool a, Bool b) { return a | b; }
