@@ -83,14 +83,22 @@ struct AuxArguments {
                 ceil_log2(static_cast<int64_t>(problem.user_score.nodes.size())));
     auto* at = region_at<double>(workspace, plan.aux_sums);
     auto* largest = reinterpret_cast<int*>(at + problem.aux_gradient_elements);
-    for (size_t n = 0; n < inputs.aux.size(); ++n) {
-      const auto aux = std::find_if(args.aux.begin(), args.aux.end(), [&](const AuxTensor& each) {
-        return each.name == inputs.aux[n].name;
-      });
-      if (aux == args.aux.end() || !aux->gradient) continue;
+    const auto add = [&](size_t n, const TensorView& gradient) {
       sums.aux[n] = {at, largest + n};
-      targets.gradients[n] = aux_param(aux->gradient);
-      at += aux->gradient.numel();
+      targets.gradients[n] = aux_param(gradient);
+      at += gradient.numel();
+    };
+    const auto place_of = [&](const AuxTensor& aux) {
+      return static_cast<size_t>(
+          std::find_if(inputs.aux.begin(), inputs.aux.end(),
+                       [&](const auto& input) { return input.name == aux.name; }) -
+          inputs.aux.begin());
+    };
+    for (const AuxTensor& aux : args.aux) {
+      if (!aux.gradient) continue;
+      // What the expressions never read stands behind the rest, and its sums stay 0.
+      const size_t n = place_of(aux);
+      add(n < inputs.aux.size() ? n : static_cast<size_t>(sums.num_aux++), aux.gradient);
     }
   }
 };

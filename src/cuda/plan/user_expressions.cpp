@@ -87,10 +87,9 @@ std::string inside_statements(const Expr& expr) {
       const std::string variable = "index" + std::to_string(index);
       text += "const Int " + variable + " = [&]() -> Int {\n" +
               print(variant::subexpression(expr, index), variant::PrintStyle::kDevice) + "}();\n";
-      indices += ", " + variable;
+      indices += (indices.empty() ? "" : ", ") + variable;
     }
-    text += "is_inside = is_inside & inside_" + expr.aux[name].name + "(" + indices.substr(2) +
-            ");\n}\n";
+    text += "is_inside = is_inside & inside_" + expr.aux[name].name + "(" + indices + ");\n}\n";
   }
   return text + "return is_inside;\n";
 }

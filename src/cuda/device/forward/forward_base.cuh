@@ -185,6 +185,7 @@ struct ForwardBase {
     bool is_inside;    ///< see apply_scores
     bool comes_after;  ///< keys lie behind the queries
     bool is_wide;      ///< logits may overflow
+    bool is_careful;   ///< the tile's result was not finite
   };
 
   FLASHTILE_DEVICE Treatment treatment_of(int n_block, bool is_careful) const {
@@ -204,6 +205,7 @@ struct ForwardBase {
     if constexpr (Config::Expressions::kIsScoreLinear && !Config::kPackHeads) {
       treatment.is_inside = reads_inside(n_block);
     }
+    treatment.is_careful = is_careful;
     treatment.is_wide = is_careful || Config::kElement == Element::kF32;
     treatment.follows = treatment.follows || treatment.is_wide;
     return treatment;
@@ -276,6 +278,11 @@ struct ForwardBase {
         if (treatment.asks) {
           mask_pairs<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
         }
+      }
+    }
+    if constexpr (Config::kBias != Element::kNone) {
+      if (!kIsPlain && treatment.is_careful) {
+        mask_biased<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
       }
     }
     if constexpr (Config::kWantsMaxLogit) track_max(scores);

@@ -237,6 +237,30 @@ FLASHTILE_DEVICE void mask_unlisted(float (&acc)[kTilesM][kN / 8][4],
   });
 }
 
+/// The same for a bias of -inf, which hides by itself only what is a number. One pair after the
+/// other, which leaves a bit of each: few tiles come here.
+template <class Config, int kTilesM, int kN, class Rows>
+FLASHTILE_DEVICE void mask_biased(float (&acc)[kTilesM][kN / 8][4], const ScoreRules<Config>& rules,
+                                  const Rows& rows, int warp_row, int first_key) {
+  static_assert(kN / 4 <= 32);
+  const int lane_key = first_key + lane_idx() % 4 * 2;
+  for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
+    const int q_idx = rows.q_idx(row);
+    const int head = rows.head_of(row);
+    uint32 hidden = 0;
+    FLASHTILE_NO_UNROLL
+    for (int i = 0; i < kN / 4; ++i) {
+      const bool is_hidden =
+          rules.bias_at(head, q_idx, lane_key + i / 2 * 8 + i % 2) == -infinity();
+      hidden |= static_cast<uint32>(is_hidden) << i;
+    }
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kN / 4; ++i) {
+      if ((hidden >> i & 1) != 0) acc[m][i / 2][half * 2 + i % 2] = -infinity();
+    }
+  });
+}
+
 /// The same for a user's mask. What that takes from a query is read once for the lane's rows, what
 /// it takes from a key once for each of the lane's columns.
 template <class Config, int kTilesM, int kN, class Rows>

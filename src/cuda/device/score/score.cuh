@@ -117,8 +117,12 @@ struct ScoreRules {
     return params.softcap * squashed;
   }
 
+  /// A bias of -inf hides the pair, whatever its score is.
   FLASHTILE_DEVICE float add_biases(float x, int head, int q_idx, int k_idx) const {
-    if constexpr (Config::kBias != Element::kNone) x += bias_at(head, q_idx, k_idx);
+    if constexpr (Config::kBias != Element::kNone) {
+      const float bias = bias_at(head, q_idx, k_idx);
+      x = bias == -infinity() ? bias : x + bias;
+    }
     if constexpr (Config::kHasAlibi) {
       const float distance = static_cast<float>(q_idx + sequence.query_offset - k_idx);
       x = fused_multiply_add(-slope(head), absolute(distance), x);
