@@ -93,9 +93,9 @@ std::string refuse_attention(const AttentionProblem& problem) {
   if (problem.is_quantised) return "takes no keys of i8 or e4m3";
   if (problem.batch_invariant) return "does not offer batch_invariant";
   const ExpressionInputs inputs = expression_inputs(problem);
-  if (inputs.aux.size() > kMaxAux) {
+  if (problem.num_aux > kMaxAux) {
     return "takes at most " + std::to_string(kMaxAux) + " aux tensors, here are " +
-           std::to_string(inputs.aux.size());
+           std::to_string(problem.num_aux);
   }
   if (inputs.params.size() > kMaxScalars) {
     return "takes at most " + std::to_string(kMaxScalars) + " scalar parameters, here are " +

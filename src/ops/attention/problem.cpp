@@ -320,6 +320,7 @@ void set_options(AttentionProblem& problem, const AttentionArgs& args) {
   problem.wants_lse = bool(args.lse);
   problem.wants_max_logit = bool(args.max_logit);
   problem.wants_weights = bool(args.weights) || bool(args.dropout_mask);
+  problem.num_aux = args.aux.size();
   problem.wants_aux_gradient = std::any_of(args.aux.begin(), args.aux.end(),
                                            [](const AuxTensor& aux) { return bool(aux.gradient); });
   for (const AuxTensor& aux : args.aux) {
