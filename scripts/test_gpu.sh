@@ -64,7 +64,8 @@ small=(
   "attention_bwd:b1:hq2:sq70:sk60:d32:bias[1,hq,sq,sk]:dropout_p=0.2:sink:deterministic"
 )
 
-"$flashtile" info | grep -q '^cuda:0' || fail "there is no GPU: see $flashtile info"
+# Not by grep -q, which leaves before all has been printed.
+"$flashtile" info | grep '^cuda:0' || fail "there is no GPU: see $flashtile info"
 filter='*AttentionGrid*:*AttentionOptions*:*AttentionExpressions*:*AttentionGolden*'
 filter+=':*AttentionAppend.*:*AttentionDecode.*:*UnseenMemory*:*UnseenPages*:*SeenNan*'
 FLASHTILE_TEST_DEVICE=cuda step conformance in_shards "$build/conformance_tests" "$filter"
