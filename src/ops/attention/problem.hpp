@@ -100,7 +100,7 @@ struct AttentionProblem {
   bool wants_lse = false;
   bool wants_max_logit = false;
   bool wants_weights = false;  ///< the weights or dropout mask, quadratic on request
-  size_t num_aux = 0;  ///< aux tensors of the caller, whether expressions read them or not
+  size_t num_aux = 0;          ///< aux tensors of the caller, whether expressions read them or not
   bool wants_aux_gradient = false;
   int64_t aux_gradient_elements = 0;  ///< of all tensors whose gradient is wanted
   bool wants_alibi_gradient = false;
