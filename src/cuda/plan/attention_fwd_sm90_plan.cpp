@@ -209,10 +209,6 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
     shape.num_warpgroups = is_short && has_room ? 4 : 3;
     shape.block_n = is_short || !has_room ? 64 : 128;
     shape.num_stages = shape.block_n == 64 ? 4 : 2;
-    if (tiling.reference == Sm90Reference::kFirstBlock && is_short && is_bare &&
-        problem.window_right) {
-      tiling.reference = Sm90Reference::kZero;
-    }
     const bool copies_more = finds_pages || (is_heavy && has_own_lengths(problem));
     tiling.copy_registers = copies_more ? 56 : 32;
     tiling.compute_registers = copies_more ? 152 : shape.num_warpgroups == 4 ? 112 : 160;

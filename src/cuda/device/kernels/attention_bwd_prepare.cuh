@@ -83,7 +83,8 @@ struct BackwardPrepare {
       load<Config::kDoutElement, Config::kVectors>(b, dout, backward.dout.element_stride, first);
       FLASHTILE_UNROLL
       for (int e = 0; e < kElements; ++e) {
-        sum = fused_multiply_add(a[e], b[e], sum);
+        // A query without keys, whose dout may be anything, has an out of 0.
+        if (a[e] != 0.0f) sum = fused_multiply_add(a[e], b[e], sum);
         bad = fused_multiply_add(b[e], 0.0f, bad);
       }
       if constexpr (Config::kCopiesDout) copy_dout(sequence, q_idx, head, first, b);
