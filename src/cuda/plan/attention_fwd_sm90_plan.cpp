@@ -220,7 +220,9 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
     if (is_heavy && flags.has_options) shape.block_n = 64;
     tiling.query_in_registers = !is_heavy;
     tiling.holds_back = !follows && !is_heavy;
-    if (!follows && is_short && is_bare) tiling.reference = Sm90Reference::kZero;
+    // Few keys give their values exactly, which takes weights of 1.
+    const bool has_many_keys = problem.max_seqlen_k >= shape.block_n;
+    if (!follows && is_short && is_bare && has_many_keys) tiling.reference = Sm90Reference::kZero;
     return tiling;
   }
   shape.num_query_buffers = 1;
