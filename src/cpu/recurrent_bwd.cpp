@@ -5,15 +5,11 @@
 #include <algorithm>
 
 #include "core/executor.hpp"
-#include "core/workspace.hpp"
 #include "cpu/recurrent_call.hpp"
 #include "ops/linear/parameter_sums.hpp"
 
 namespace flashtile::cpu {
 namespace {
-
-/// Rows whose inputs are packed together.
-constexpr int64_t kRecurrentBwdRows = 32;
 
 struct RecurrentBwdMemory {
   float* state;  ///< strips
@@ -29,8 +25,8 @@ struct RecurrentBwdMemory {
   RecurrentBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
                      WorkspaceCursor& cursor) {
     const RecurrentKernels& kernels = isa.linear->recurrent;
-    const int64_t keys = ceil_div(problem.head_dim, kernels.strip_width) * kernels.strip_width;
-    const int64_t values = ceil_div(problem.head_dim_v, kernels.strip_width) * kernels.strip_width;
+    const int64_t keys = strip_columns(kernels, problem.head_dim);
+    const int64_t values = strip_columns(kernels, problem.head_dim_v);
     state = cursor.take<float>(problem.head_dim_v * keys);
     dstate_transposed = cursor.take<float>(problem.head_dim_v * keys);
     dstate = cursor.take<float>(problem.head_dim * values);
@@ -56,13 +52,10 @@ class RecurrentBwdStream {
         sequence_(sequence),
         head_(head),
         max_rows_(plan.chunk_size),
-        ld_k_(ceil_div(problem.head_dim, kernels_.strip_width) * kernels_.strip_width),
-        ld_v_(ceil_div(problem.head_dim_v, kernels_.strip_width) * kernels_.strip_width),
-        memory_(memory) {
-    for (int64_t i = 0; args.inputs.u_bonus && i < problem.head_dim; ++i) {
-      bonus_.push_back(static_cast<float>(load_parameter(args.inputs.u_bonus, head, i)));
-    }
-  }
+        ld_k_(strip_columns(kernels_, problem.head_dim)),
+        ld_v_(strip_columns(kernels_, problem.head_dim_v)),
+        memory_(memory),
+        bonus_(bonus_of(problem, args, head)) {}
 
   void run(ParameterSums& sums) {
     std::fill_n(memory_.dbonus, problem_.head_dim, 0.0);
@@ -167,15 +160,7 @@ class RecurrentBwdStream {
 }  // namespace
 
 LinearPlan plan_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem) {
-  LinearPlan plan;
-  plan.implementation = isa_name(isa.isa);
-  plan.chunk_size = std::clamp<int64_t>(problem.max_seqlen, 1, kRecurrentBwdRows);
-  plan.num_tasks = problem.batch_size * problem.num_state_heads;
-  if (plan.num_tasks == 0) return plan;
-  WorkspaceCursor cursor;
-  RecurrentBwdMemory(isa, problem, plan.chunk_size, cursor);
-  plan.bytes_a_worker = cursor.used();
-  return plan;
+  return plan_states<RecurrentBwdMemory>(isa, problem);
 }
 
 void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,

@@ -4,10 +4,39 @@
 // delta family.
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
+#include "core/workspace.hpp"
 #include "cpu/attention_call.hpp"
 #include "cpu/linear_call.hpp"
 
 namespace flashtile::cpu {
+
+/// Rows whose inputs are packed together.
+inline constexpr int64_t kRecurrentRows = 32;
+
+/// Columns of `dim` with those that fill its last strip.
+inline int64_t strip_columns(const RecurrentKernels& kernels, int64_t dim) {
+  return ceil_div(dim, kernels.strip_width) * kernels.strip_width;
+}
+
+/// Of one head, as kernels take it; empty where there is none.
+std::vector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head);
+
+/// A plan with one task for each state of each sequence; `Memory` is what a worker takes.
+template <class Memory>
+LinearPlan plan_states(const IsaEntry& isa, const LinearProblem& problem) {
+  LinearPlan plan;
+  plan.implementation = isa_name(isa.isa);
+  plan.chunk_size = std::clamp<int64_t>(problem.max_seqlen, 1, kRecurrentRows);
+  plan.num_tasks = problem.batch_size * problem.num_state_heads;
+  if (plan.num_tasks == 0) return plan;
+  WorkspaceCursor cursor;
+  Memory(isa, problem, plan.chunk_size, cursor);
+  plan.bytes_a_worker = cursor.used();
+  return plan;
+}
 
 LinearPlan plan_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem);
 void launch_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,

@@ -6,18 +6,10 @@
 #include <algorithm>
 
 #include "core/executor.hpp"
-#include "core/workspace.hpp"
 #include "cpu/recurrent_call.hpp"
 
 namespace flashtile::cpu {
 namespace {
-
-/// Rows whose inputs are packed together.
-constexpr int64_t kRecurrentRows = 32;
-
-int64_t num_strips_of(const IsaEntry& isa, const LinearProblem& problem) {
-  return ceil_div(problem.head_dim_v, isa.linear->recurrent.strip_width);
-}
 
 struct RecurrentMemory {
   float* strips;
@@ -27,7 +19,7 @@ struct RecurrentMemory {
   RecurrentMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
                   WorkspaceCursor& cursor) {
     const RecurrentKernels& kernels = isa.linear->recurrent;
-    const int64_t columns = num_strips_of(isa, problem) * kernels.strip_width;
+    const int64_t columns = strip_columns(kernels, problem.head_dim_v);
     strips = cursor.take<float>(problem.head_dim * columns);
     state = cursor.take<float>(problem.head_dim * columns);
     scratch = cursor.take<char>(kernels.scratch_bytes(max_rows, problem.head_dim,
@@ -46,11 +38,8 @@ class RecurrentStream {
         sequence_(sequence),
         head_(head),
         max_rows_(plan.chunk_size),
-        ld_(num_strips_of(isa, problem) * kernels_.strip_width) {
-    for (int64_t i = 0; args.inputs.u_bonus && i < problem.head_dim; ++i) {
-      bonus_.push_back(static_cast<float>(load_parameter(args.inputs.u_bonus, head, i)));
-    }
-  }
+        ld_(strip_columns(kernels_, problem.head_dim_v)),
+        bonus_(bonus_of(problem, args, head)) {}
 
   void run(int64_t first_strip, int64_t num_strips, const RecurrentMemory& memory) {
     const int64_t first = first_strip * kernels_.strip_width;
@@ -129,16 +118,16 @@ class RecurrentStream {
 
 }  // namespace
 
+std::vector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head) {
+  std::vector<float> bonus;
+  for (int64_t i = 0; args.inputs.u_bonus && i < problem.head_dim; ++i) {
+    bonus.push_back(static_cast<float>(load_parameter(args.inputs.u_bonus, head, i)));
+  }
+  return bonus;
+}
+
 LinearPlan plan_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem) {
-  LinearPlan plan;
-  plan.implementation = isa_name(isa.isa);
-  plan.chunk_size = std::clamp<int64_t>(problem.max_seqlen, 1, kRecurrentRows);
-  plan.num_tasks = problem.batch_size * problem.num_state_heads;
-  if (plan.num_tasks == 0) return plan;
-  WorkspaceCursor cursor;
-  RecurrentMemory(isa, problem, plan.chunk_size, cursor);
-  plan.bytes_a_worker = cursor.used();
-  return plan;
+  return plan_states<RecurrentMemory>(isa, problem);
 }
 
 void launch_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
@@ -151,7 +140,7 @@ void launch_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem, con
   const Context limited = with_workers_for(work, context);
   const int64_t num_workers = num_workers_of(limited);
   const Workspace workspace(op, context, plan.bytes_for(op, num_workers));
-  const int64_t num_strips = num_strips_of(isa, problem);
+  const int64_t num_strips = ceil_div(problem.head_dim_v, isa.linear->recurrent.strip_width);
   const int64_t strips_a_task =
       ceil_div(num_strips, std::clamp<int64_t>(2 * num_workers / plan.num_tasks, 1, num_strips));
   const int64_t parts = ceil_div(num_strips, strips_a_task);

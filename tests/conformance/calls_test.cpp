@@ -188,28 +188,33 @@ TEST(DropoutMask, FollowsThePublishedGenerator) {
   }
 }
 
-// flash-attention PR 2711
-TEST(BlockTable, LengthBeyondItIsAnErrorThatNamesBoth) {
-  const Tensor q = Tensor::random(DType::kF32, {1, 1, 2, 16}, 1);
-  const Tensor pool = Tensor::random(DType::kF32, {2, 16, 2, 16}, 2);
+/// Two pages of 16 slots for one sequence: `largest` keys in use are the most that can be; one more
+/// is an error of this text.
+void expect_largest_length(Inputs inputs, int largest, const char* fault) {
   const Tensor table = Tensor::of(DType::kI32, {1, 2}, std::vector<double>{1, 0});
-  for (const int length : {32, 33}) {
+  inputs.options.block_table = table;
+  for (const int length : {largest, largest + 1}) {
     const Tensor used = Tensor::ints({length});
-    Inputs inputs{q, pool, pool, {}, {}};
-    inputs.options.block_table = table;
     inputs.options.seqused_k = used;
     for (const std::string& implementation : all_implementations()) {
       try {
         run(inputs, implementation);
-        EXPECT_EQ(length, 32) << implementation;
+        EXPECT_EQ(length, largest) << implementation;
       } catch (const Error& error) {
-        EXPECT_EQ(length, 33) << error.what();
-        EXPECT_STREQ(error.what(),
-                     "attention_fwd: seqused_k[0] is 33, expected 0 to 32 (stored keys of the "
-                     "sequence)");
+        EXPECT_EQ(length, largest + 1) << error.what();
+        EXPECT_STREQ(error.what(), fault);
       }
     }
   }
+}
+
+// flash-attention PR 2711
+TEST(BlockTable, LengthBeyondItIsAnErrorThatNamesBoth) {
+  const Tensor q = Tensor::random(DType::kF32, {1, 1, 2, 16}, 1);
+  const Tensor pool = Tensor::random(DType::kF32, {2, 16, 2, 16}, 2);
+  expect_largest_length({q, pool, pool, {}, {}}, 32,
+                        "attention_fwd: seqused_k[0] is 33, expected 0 to 32 (stored keys of the "
+                        "sequence)");
 }
 
 // flash-attention PR 2711: one more appended to all slots that there are
@@ -217,25 +222,11 @@ TEST(BlockTable, IsFullAfterItsLastSlot) {
   const Tensor q = Tensor::random(DType::kF32, {1, 1, 2, 16}, 1);
   const Tensor pool = Tensor::random(DType::kF32, {2, 16, 2, 16}, 2);
   const Tensor values = Tensor::random(DType::kF32, {2, 16, 2, 16}, 3);
-  const Tensor table = Tensor::of(DType::kI32, {1, 2}, std::vector<double>{1, 0});
-  for (const int length : {31, 32}) {
-    const Tensor used = Tensor::ints({length});
-    Inputs inputs{q, pool, values, {}, {}};
-    inputs.options.block_table = table;
-    inputs.options.seqused_k = used;
-    inputs.options.k_new = inputs.options.v_new = q;
-    for (const std::string& implementation : all_implementations()) {
-      try {
-        run(inputs, implementation);
-        EXPECT_EQ(length, 31) << implementation;
-      } catch (const Error& error) {
-        EXPECT_EQ(length, 32) << error.what();
-        EXPECT_STREQ(error.what(),
-                     "attention_fwd: seqused_k[0] is 32 and there are 1 new keys, expected at most "
-                     "32 together, the slots of a sequence");
-      }
-    }
-  }
+  Inputs inputs{q, pool, values, {}, {}};
+  inputs.options.k_new = inputs.options.v_new = q;
+  expect_largest_length(inputs, 31,
+                        "attention_fwd: seqused_k[0] is 32 and there are 1 new keys, expected at "
+                        "most 32 together, the slots of a sequence");
 }
 
 // pytorch/torchtitan#3235, flash-attention#1417

@@ -5,24 +5,16 @@
 #include <algorithm>
 
 #include "ops/layer_parts/layer_parts.hpp"
-#include "ops/linear/recurrent_head.hpp"
+#include "ops/layer_parts/row_head.hpp"
 
 namespace flashtile {
 namespace {
 
-/// It has no state.
-class FeatureMapHead : public RecurrentHead<FeatureMapHead> {
+class FeatureMapHead : public RowHead<FeatureMapHead> {
  public:
   FeatureMapHead(const LinearProblem& problem, const LinearArgs& args,
                  const LinearSequence& sequence, int64_t head, SharedRows*, ParameterSums*)
-      : RecurrentHead(problem, args, sequence, head), x_(rows(args.inputs.v, head)) {}
-
-  Numbers initial_state() const { return {}; }
-  Numbers final_gradient() const { return {}; }
-  void step(int64_t, Numbers&) const {}
-  void store_final(const Numbers&) const {}
-  void add_step_gradient(int64_t, const Numbers&, Numbers&) const {}
-  void store_gradients(const Numbers&) const {}
+      : RowHead(problem, args, sequence, head), x_(rows(args.inputs.v, head)) {}
 
   void write_output(int64_t t, const Numbers&) const {
     const Numbers mapped = map(t);

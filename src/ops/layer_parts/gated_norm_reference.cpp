@@ -7,28 +7,20 @@
 //
 // and backwards, with du the gradient of u: dy = (du - u mean of (u du)) / sqrt(mean of y^2 + eps).
 #include "ops/layer_parts/layer_parts.hpp"
+#include "ops/layer_parts/row_head.hpp"
 #include "ops/linear/activations.hpp"
-#include "ops/linear/recurrent_head.hpp"
 
 namespace flashtile {
 namespace {
 
-/// It has no state.
-class GatedNormHead : public RecurrentHead<GatedNormHead> {
+class GatedNormHead : public RowHead<GatedNormHead> {
  public:
   GatedNormHead(const LinearProblem& problem, const LinearArgs& args,
                 const LinearSequence& sequence, int64_t head, SharedRows*, ParameterSums* sums)
-      : RecurrentHead(problem, args, sequence, head),
+      : RowHead(problem, args, sequence, head),
         sums_(sums),
         x_(rows(args.inputs.v, head)),
         z_(rows(args.inputs.z, head)) {}
-
-  Numbers initial_state() const { return {}; }
-  Numbers final_gradient() const { return {}; }
-  void step(int64_t, Numbers&) const {}
-  void store_final(const Numbers&) const {}
-  void add_step_gradient(int64_t, const Numbers&, Numbers&) const {}
-  void store_gradients(const Numbers&) const {}
 
   void write_output(int64_t t, const Numbers&) const {
     const Norm norm(*this, t);

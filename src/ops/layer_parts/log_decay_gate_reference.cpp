@@ -5,28 +5,20 @@
 //   o = l sigmoid(r y) with lower_bound l; else -r softplus(y) with A_log; else logsigmoid(y);
 //   over the divisor
 #include "ops/layer_parts/layer_parts.hpp"
+#include "ops/layer_parts/row_head.hpp"
 #include "ops/linear/activations.hpp"
-#include "ops/linear/recurrent_head.hpp"
 
 namespace flashtile {
 namespace {
 
-/// It has no state.
-class LogDecayGateHead : public RecurrentHead<LogDecayGateHead> {
+class LogDecayGateHead : public RowHead<LogDecayGateHead> {
  public:
   LogDecayGateHead(const LinearProblem& problem, const LinearArgs& args,
                    const LinearSequence& sequence, int64_t head, SharedRows*, ParameterSums* sums)
-      : RecurrentHead(problem, args, sequence, head),
+      : RowHead(problem, args, sequence, head),
         sums_(sums),
         rate_(args.inputs.A_log ? std::exp(load_parameter(args.inputs.A_log, head)) : 1),
         x_(rows(args.inputs.v, head)) {}
-
-  Numbers initial_state() const { return {}; }
-  Numbers final_gradient() const { return {}; }
-  void step(int64_t, Numbers&) const {}
-  void store_final(const Numbers&) const {}
-  void add_step_gradient(int64_t, const Numbers&, Numbers&) const {}
-  void store_gradients(const Numbers&) const {}
 
   void write_output(int64_t t, const Numbers&) const {
     const HeadRows out = rows(args_.out, head_);
