@@ -12,34 +12,16 @@ of the process is what counts, so that a busy machine changes little; with more 
 to, by the best round. One JSON line a point, the first line describes the machine and the commit.
 """
 
-import argparse
-import ctypes
 import json
 import re
 import subprocess
-import time
-from pathlib import Path
 
 import torch
 
-from cpu_peers import DTYPES, ROOT, Library, Tensor, interleaved, machine
+from cpu_peers import (DTYPES, ROOT, Library, clock_of, interleaved, machine, parser_of,
+                       write_lines)
 
 CHUNK = 64
-
-
-class LinearLibrary(Library):
-    def linear_call(self, op, tensors):
-        call = ctypes.c_void_p(self.lib.flashtile_call_new(op.encode()))
-        for name, value in tensors.items():
-            shape = (ctypes.c_int64 * value.dim())(*value.shape)
-            strides = (ctypes.c_int64 * value.dim())(*value.stride())
-            view = Tensor(ctypes.sizeof(Tensor), DTYPES[value.dtype][1], 1, 0, value.data_ptr(),
-                          shape, strides, value.dim(), 0)
-            self.check(self.lib.flashtile_call_set_tensor(call, name.encode(), ctypes.byref(view)))
-
-        def run(_memory=tensors):  # the call only points at it
-            self.check(self.lib.flashtile_call_run(None, call))
-        return run
 
 
 def chunks_of(x):
@@ -121,12 +103,12 @@ def flop_count(op, seqlen, heads, dim):
 def point_functions(library, op, heads, seqlen, dim, dtype, with_peer):
     inputs = random_inputs(op, heads, seqlen, dim, dtype)
     out, dout = torch.full_like(inputs["v"], float("nan")), torch.randn_like(inputs["v"])
-    forward = library.linear_call(op + "_fwd", {**inputs, "out": out})
+    forward = library.call(op + "_fwd", {**inputs, "out": out})
     forward()
     functions, pairs = {"fwd": {"flashtile": forward}}, []
     gradients = {"d" + name: torch.full_like(x, float("nan")) for name, x in inputs.items()}
     if op in HAS_BACKWARD:
-        backward = library.linear_call(op + "_bwd", {**inputs, "dout": dout, **gradients})
+        backward = library.call(op + "_bwd", {**inputs, "dout": dout, **gradients})
 
         def both():
             forward()
@@ -163,18 +145,14 @@ def measured_peak(build):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", default="build/release")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of(__doc__)
     parser.add_argument("--peak", type=float, help="GFLOP/s; otherwise measured, by wall time")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(arguments.threads)
     build = ROOT / arguments.build
-    library = LinearLibrary(build / "libflashtile.so")
-    clock = time.process_time if arguments.threads == 1 else time.perf_counter
+    library = Library(build / "libflashtile.so")
+    clock = clock_of(arguments)
     peak = (arguments.peak or measured_peak(build)) * arguments.threads
     lines = [{**machine(arguments), "peak_f32_gflops": peak}]
     print(json.dumps(lines[0]), flush=True)
@@ -196,9 +174,7 @@ def main():
             line["share"] = round(count / line["flashtile_ms"][1] / 1e6 / peak, 3)
             lines.append(line)
             print(json.dumps(line), flush=True)
-    if arguments.out:
-        Path(arguments.out).write_text("".join(json.dumps(x) + "\n" for x in lines),
-                                       encoding="ascii")
+    write_lines(arguments, lines)
 
 
 if __name__ == "__main__":

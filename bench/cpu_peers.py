@@ -55,7 +55,8 @@ class Library:
         if status != 0:
             raise RuntimeError(self.lib.flashtile_last_error().decode())
 
-    def call(self, op, tensors, causal):
+    def call(self, op, tensors, causal=None):
+        """A function that runs an op; causal is set where it is given, for not every op has it."""
         call = ctypes.c_void_p(self.lib.flashtile_call_new(op.encode()))
         for name, value in tensors.items():
             shape = (ctypes.c_int64 * value.dim())(*value.shape)
@@ -63,7 +64,8 @@ class Library:
             view = Tensor(ctypes.sizeof(Tensor), DTYPES[value.dtype][1], 1, 0, value.data_ptr(),
                           shape, strides, value.dim(), 0)
             self.check(self.lib.flashtile_call_set_tensor(call, name.encode(), ctypes.byref(view)))
-        self.check(self.lib.flashtile_call_set_bool(call, b"causal", int(causal)))
+        if causal is not None:
+            self.check(self.lib.flashtile_call_set_bool(call, b"causal", int(causal)))
 
         def run(_memory=tensors):  # the call only points at it
             self.check(self.lib.flashtile_call_run(None, call))
@@ -269,6 +271,26 @@ def interleaved(functions, clock, rounds):
     return {name: (statistics.median(s), min(s), max(s)) for name, s in samples.items()}
 
 
+def parser_of(doc):
+    """The arguments that each of these benches has."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--out", default="")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    return parser
+
+
+def clock_of(arguments):
+    return time.process_time if arguments.threads == 1 else time.perf_counter
+
+
+def write_lines(arguments, lines):
+    if arguments.out:
+        Path(arguments.out).write_text("".join(json.dumps(line) + "\n" for line in lines),
+                                       encoding="ascii")
+
+
 def machine(arguments):
     model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo", encoding="ascii")
                   if line.startswith("model name")), platform.processor())
@@ -309,11 +331,7 @@ def points_of(part):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", default="build/release")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = parser_of(__doc__)
     parser.add_argument("--parts", default="grid,short,decode,f16")
     arguments = parser.parse_args()
     # For those whose pools follow the cores of the process.
@@ -321,7 +339,7 @@ def main():
     os.environ["FLASHTILE_NUM_THREADS"] = str(arguments.threads)
     torch.set_num_threads(arguments.threads)
     library = Library(ROOT / arguments.build / "libflashtile.so")
-    clock = time.process_time if arguments.threads == 1 else time.perf_counter
+    clock = clock_of(arguments)
     lines = [machine(arguments)]
     print(json.dumps(lines[0]), flush=True)
     for part in arguments.parts.split(","):
@@ -341,9 +359,7 @@ def main():
                     line["left_out"] = left_out
                 lines.append(line)
                 print(json.dumps(line), flush=True)
-    if arguments.out:
-        Path(arguments.out).write_text("".join(json.dumps(line) + "\n" for line in lines),
-                                       encoding="ascii")
+    write_lines(arguments, lines)
 
 
 if __name__ == "__main__":
