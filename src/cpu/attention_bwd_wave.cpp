@@ -112,18 +112,12 @@ void BwdLaunch::run_pairs() {
   }
   const int64_t pair_bytes =
       shape_.pair_bytes(problem_.max_seqlen_q, problem_.max_seqlen_k) / 64 * 64;
-  Context one_worker = context_;
-  one_worker.max_workers = 1;
-  parallel_for(context_, static_cast<int64_t>(order.alone.size()), [&](int64_t n, int worker) {
-    BwdWave wave{one_worker, worker, memory + worker * pair_bytes, pair_bytes, {}};
-    make_wave(order.alone, static_cast<size_t>(n), static_cast<size_t>(n) + 1, &wave);
-    run_wave(wave);
-  });
-  BwdWave wave{context_, 0, memory, capacity_ - cursor.used(), {}};
-  for (size_t begin = 0; begin < order.shared.size();) {
-    begin = make_wave(order.shared, begin, order.shared.size(), &wave);
-    run_wave(wave);
-  }
+  run_in_waves<BwdMember>(
+      context_, order, memory, pair_bytes, capacity_ - cursor.used(),
+      [&](const std::vector<size_t>& pairs, size_t begin, size_t end, BwdWave* wave) {
+        return make_wave(pairs, begin, end, wave);
+      },
+      [&](BwdWave& wave) { run_wave(wave); });
 }
 
 void BwdLaunch::run_wave(BwdWave& wave) {

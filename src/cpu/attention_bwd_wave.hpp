@@ -5,6 +5,7 @@
 
 #include "cpu/attention_call.hpp"
 #include "cpu/attention_daux.hpp"
+#include "cpu/pair_waves.hpp"
 
 namespace flashtile::cpu {
 
@@ -84,14 +85,7 @@ BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
                         const RowStats& stats, const Sequence& sequence, int64_t head,
                         const HeadRules& rules, const std::vector<BlockRun>& runs);
 
-/// Pairs that are packed, worked on and stored by the workers of a context.
-struct BwdWave {
-  Context context;
-  int first_worker;  ///< whose scratch the context's first one has
-  char* memory;
-  int64_t capacity;  ///< bytes of memory
-  std::vector<BwdMember> members;
-};
+using BwdWave = PairWave<BwdMember>;
 
 class BwdLaunch {
  public:

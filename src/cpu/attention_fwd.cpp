@@ -13,6 +13,7 @@
 #include "core/executor.hpp"
 #include "cpu/attention_call.hpp"
 #include "cpu/attention_decode.hpp"
+#include "cpu/pair_waves.hpp"
 #include "ops/attention/finish.hpp"
 
 namespace flashtile::cpu {
@@ -50,19 +51,12 @@ class ForwardLaunch {
     WorkspaceCursor cursor(workspace_.data());
     scratch_ = cursor.take<char>(num_workers_ * scratch_bytes_);
     char* memory = workspace_.data() + cursor.used();
-    const PairOrder order = call_.order_pairs(num_workers_);
-    Context one_worker = context_;
-    one_worker.max_workers = 1;
-    parallel_for(context_, static_cast<int64_t>(order.alone.size()), [&](int64_t n, int worker) {
-      Wave wave{one_worker, worker, memory + worker * pair_bytes_, pair_bytes_, {}};
-      make_wave(order.alone, static_cast<size_t>(n), static_cast<size_t>(n) + 1, &wave);
-      run_wave(wave);
-    });
-    Wave wave{context_, 0, memory, capacity_ - cursor.used(), {}};
-    for (size_t begin = 0; begin < order.shared.size();) {
-      begin = make_wave(order.shared, begin, order.shared.size(), &wave);
-      run_wave(wave);
-    }
+    run_in_waves<Member>(
+        context_, call_.order_pairs(num_workers_), memory, pair_bytes_, capacity_ - cursor.used(),
+        [&](const std::vector<size_t>& pairs, size_t begin, size_t end, Wave* wave) {
+          return make_wave(pairs, begin, end, wave);
+        },
+        [&](Wave& wave) { run_wave(wave); });
     if (args_.max_logit) store_max_logit();
     call_.check_index_errors();
   }
@@ -81,14 +75,7 @@ class ForwardLaunch {
     int64_t first_task = 0;
   };
 
-  /// Pairs that are packed, then worked on, by the workers of a context.
-  struct Wave {
-    Context context;
-    int first_worker;  ///< whose scratch the context's first one has
-    char* memory;
-    int64_t capacity;  ///< bytes of memory
-    std::vector<Member> members;
-  };
+  using Wave = PairWave<Member>;
 
   size_t make_wave(const std::vector<size_t>& order, size_t begin, size_t end, Wave* wave) const;
   void run_wave(Wave& wave);
