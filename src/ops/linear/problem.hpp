@@ -30,12 +30,9 @@ struct LinearProblem {
   double scale = 1;
   LinearNormalizer normalizer = LinearNormalizer::kNone;  ///< resolved: kNone when not asked for
 
-  /// The head of q, k or the state that an output or state head reads.
+  /// The head of q that an output head reads, and of k that a state head does.
   int64_t query_head_of(int64_t head_out) const {
     return head_out / (num_out_heads / num_query_heads);
-  }
-  int64_t state_head_of(int64_t head_out) const {
-    return head_out / (num_out_heads / num_state_heads);
   }
   int64_t key_head_of(int64_t state_head) const {
     return state_head / (num_state_heads / num_key_heads);
