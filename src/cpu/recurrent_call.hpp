@@ -47,4 +47,8 @@ void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
                              const LinearPlan& plan, const LinearArgs& args,
                              const Context& context);
 
+LinearPlan plan_delta_bwd(const IsaEntry& isa, const LinearProblem& problem);
+void launch_delta_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                      const LinearArgs& args, const Context& context);
+
 }  // namespace flashtile::cpu

@@ -95,22 +95,17 @@ std::string refuse_linear(const LinearProblem& problem) {
   return {};
 }
 
-template <size_t index>
-LinearImplementation scalar_decay_implementation(LinearPass pass) {
-  if (pass == LinearPass::kBackward) {
-    return {isa_name(all_entries()[index].isa), refuse_linear,
-            [](const LinearProblem& p) { return plan_scalar_decay_bwd(all_entries()[index], p); },
-            [](const LinearProblem& p, const LinearPlan& plan, const LinearArgs& args,
-               const Context& context) {
-              launch_scalar_decay_bwd(all_entries()[index], p, plan, args, context);
-            }};
-  }
+using PlanLinear = LinearPlan (*)(const IsaEntry& isa, const LinearProblem& problem);
+using LaunchLinear = void (*)(const IsaEntry& isa, const LinearProblem& problem,
+                              const LinearPlan& plan, const LinearArgs& args,
+                              const Context& context);
+
+template <size_t index, PlanLinear plan, LaunchLinear launch>
+LinearImplementation linear_implementation() {
   return {isa_name(all_entries()[index].isa), refuse_linear,
-          [](const LinearProblem& p) { return plan_scalar_decay_fwd(all_entries()[index], p); },
-          [](const LinearProblem& p, const LinearPlan& plan, const LinearArgs& args,
-             const Context& context) {
-            launch_scalar_decay_fwd(all_entries()[index], p, plan, args, context);
-          }};
+          [](const LinearProblem& p) { return plan(all_entries()[index], p); },
+          [](const LinearProblem& p, const LinearPlan& planned, const LinearArgs& args,
+             const Context& context) { launch(all_entries()[index], p, planned, args, context); }};
 }
 
 /// How many entries FLASHTILE_MAX_ISA leaves: all where it is not set.
@@ -146,34 +141,9 @@ std::vector<MergeImplementation> merge_list(std::index_sequence<index...>) {
   return available<MergeImplementation>(all);
 }
 
-template <size_t index>
-LinearImplementation recurrent_implementation(LinearPass pass) {
-  if (pass == LinearPass::kBackward) {
-    return {isa_name(all_entries()[index].isa), refuse_linear,
-            [](const LinearProblem& p) { return plan_vector_decay_bwd(all_entries()[index], p); },
-            [](const LinearProblem& p, const LinearPlan& plan, const LinearArgs& args,
-               const Context& context) {
-              launch_vector_decay_bwd(all_entries()[index], p, plan, args, context);
-            }};
-  }
-  return {isa_name(all_entries()[index].isa), refuse_linear,
-          [](const LinearProblem& p) { return plan_recurrent_fwd(all_entries()[index], p); },
-          [](const LinearProblem& p, const LinearPlan& plan, const LinearArgs& args,
-             const Context& context) {
-            launch_recurrent_fwd(all_entries()[index], p, plan, args, context);
-          }};
-}
-
-template <size_t... index>
-std::vector<LinearImplementation> recurrent_list(LinearPass pass, std::index_sequence<index...>) {
-  const LinearImplementation all[] = {recurrent_implementation<index>(pass)...};
-  return available<LinearImplementation>(all);
-}
-
-template <size_t... index>
-std::vector<LinearImplementation> scalar_decay_list(LinearPass pass,
-                                                    std::index_sequence<index...>) {
-  const LinearImplementation all[] = {scalar_decay_implementation<index>(pass)...};
+template <PlanLinear plan, LaunchLinear launch, size_t... index>
+std::vector<LinearImplementation> linear_list(std::index_sequence<index...>) {
+  const LinearImplementation all[] = {linear_implementation<index, plan, launch>()...};
   return available<LinearImplementation>(all);
 }
 
@@ -189,19 +159,22 @@ std::vector<MergeImplementation> cpu_merge_implementations() {
 }
 
 std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily family, LinearPass pass) {
-  const auto entries = std::make_index_sequence<cpu::kNumEntries>();
+  using namespace cpu;
+  const auto entries = std::make_index_sequence<kNumEntries>();
+  const bool is_backward = pass == LinearPass::kBackward;
   switch (family) {
     case LinearFamily::kScalarDecay:
-      return cpu::scalar_decay_list(pass, entries);
+      return is_backward ? linear_list<plan_scalar_decay_bwd, launch_scalar_decay_bwd>(entries)
+                         : linear_list<plan_scalar_decay_fwd, launch_scalar_decay_fwd>(entries);
     case LinearFamily::kVectorDecay:
-      return cpu::recurrent_list(pass, entries);
+      return is_backward ? linear_list<plan_vector_decay_bwd, launch_vector_decay_bwd>(entries)
+                         : linear_list<plan_recurrent_fwd, launch_recurrent_fwd>(entries);
     case LinearFamily::kDelta:
-      if (pass == LinearPass::kForward) return cpu::recurrent_list(pass, entries);
-      break;
+      return is_backward ? linear_list<plan_delta_bwd, launch_delta_bwd>(entries)
+                         : linear_list<plan_recurrent_fwd, launch_recurrent_fwd>(entries);
     default:
-      break;
+      return {};
   }
-  return {};
 }
 
 }  // namespace flashtile

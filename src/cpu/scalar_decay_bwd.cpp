@@ -17,10 +17,6 @@ namespace {
 /// The states of a span's chunks that a worker keeps: all of a sequence up to here.
 constexpr int64_t kSpanBytes = int64_t{16} << 20;
 
-int64_t states_a_key(const LinearProblem& problem) {
-  return problem.num_key_heads == 0 ? 0 : problem.num_state_heads / problem.num_key_heads;
-}
-
 /// Sizes of what a task needs.
 struct BwdSizes {
   ScalarDecayShape shape;
@@ -35,7 +31,7 @@ struct BwdSizes {
       : shape(scalar_decay_shape(problem, max_rows)),
         ld_k(isa.linear->scalar_decay.dk_ld(shape)),
         ld_v(isa.linear->scalar_decay.state_ld(shape)),
-        num_states(states_a_key(problem)) {
+        num_states(problem.states_a_key()) {
     const int64_t columns = shape.head_dim_v + (shape.divisor == ChunkDivisor::kNone ? 0 : 1);
     state_floats = columns * ld_k;
     dstate_floats = shape.head_dim * ld_v;

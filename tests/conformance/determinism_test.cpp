@@ -37,6 +37,8 @@ constexpr const char* kProblems[] = {
     "kda_fwd:b1:hq1:t130:d64:dv300:initial_state:final_state",
     "linear_attention_fwd:b1:hq1:t130:d64:dv300:normalize:final_state:final_norm",
     "rwkv6_bwd:b2:hq2:t130:d64:dv64:initial_state",
+    "gated_delta_rule_bwd:b1:hq1:hv2:t130:d200:dv150:initial_state:qk_l2norm",
+    "kda_bwd:b1:hq8:t130:d64:dv40:initial_state",
 };
 
 /// Runs tasks on threads that start and end with each call.

@@ -43,6 +43,12 @@ constexpr const char* kProblems[] = {
     "kda_fwd:b1:hq2:t70:d24:dv40:bf16:final_state",
     "rwkv7_fwd:b1:hq2:t70:d24:dv40:initial_state:final_state",
     "iplr_delta_rule_fwd:b1:hq2:t70:d24:dv40",
+    "gated_delta_rule_bwd:b1:hq2:hv4:t97:d33:dv70:initial_state:dfinal_state:qk_l2norm",
+    "gated_delta_rule_bwd:b1:hq2:t70:d130:dv24:bf16",
+    "delta_rule_bwd:hq2:hv6:d20:dv24:cu_seqlens={0,40,40,141}:dfinal_state:f16",
+    "kda_bwd:b2:hq2:t97:d33:dv70:initial_state:dfinal_state",
+    "rwkv7_bwd:b1:hq2:t97:d70:dv33:initial_state:dfinal_state",
+    "iplr_delta_rule_bwd:b1:hq2:t70:d24:dv40",
 };
 INSTANTIATE_TEST_SUITE_P(Problems, LinearChunkProblems, testing::ValuesIn(kProblems),
                          [](const testing::TestParamInfo<const char*>& test) {

@@ -3,6 +3,7 @@
 
 // The table of linear attention's kernels of one instruction set; included by one file for each.
 
+#include "cpu/kernels/delta_bwd.hpp"
 #include "cpu/kernels/linear_kernels.hpp"
 #include "cpu/kernels/recurrent_bwd.hpp"
 #include "cpu/kernels/scalar_decay_bwd.hpp"
@@ -30,9 +31,17 @@ constexpr ScalarDecayOperandKernels scalar_decay_operand_kernels() {
 }
 
 inline constexpr RecurrentKernels kRecurrentKernels = {
-    kStripWidth,         recurrent_scratch_bytes,     recurrent_load_strips, recurrent_store_strips,
-    recurrent_fwd_chunk, recurrent_bwd_scratch_bytes, recurrent_bwd_queries, recurrent_state_dots,
-    recurrent_bwd_keys};
+    kStripWidth,
+    recurrent_scratch_bytes,
+    recurrent_load_strips,
+    recurrent_store_strips,
+    recurrent_fwd_chunk,
+    recurrent_bwd_scratch_bytes,
+    recurrent_bwd_queries,
+    recurrent_state_dots,
+    recurrent_bwd_keys,
+    {delta_bwd_scratch_bytes, delta_values_forward, delta_values_backward, delta_keys_forward,
+     delta_state_dots, delta_keys_backward, delta_finish_state, delta_finish_keys}};
 
 /// Where a result is rounded to 16 bits the cheaper exponential is exact enough.
 #if defined(__AVX512BF16__)

@@ -157,16 +157,7 @@ inline void pack_bwd_inputs(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) 
   }
   pack_chunk_rows(c.k, c.rows, c.head_dim, 1.0f, in.k, in.ld_k);
   pack_chunk_rows(c.v, c.rows, c.head_dim_v, 1.0f, in.v, in.ld_v);
-  pack_chunk_rows(c.g, c.rows, c.head_dim, 1.0f, in.decay, in.ld_k);
-  for (int64_t t = 0; t < c.rows; ++t) {
-    Mf is_reset = first_lanes(0);
-    for (int64_t i = 0; i < in.ld_k; i += kLanes) {
-      const Vf x = exp(load(in.decay + t * in.ld_k + i));
-      is_reset = is_reset | (x == zero());
-      store(in.decay + t * in.ld_k + i, x);
-    }
-    in.resets[t] = any(is_reset) ? 1 : 0;
-  }
+  set_decays(c.g, /*is_vector_gate=*/true, c.rows, c.head_dim, in.decay, in.ld_k, in.resets);
 }
 
 /// dQ before the scale for all strips of key dimensions, forward over the rows.

@@ -97,22 +97,25 @@ inline void normalize_rows(int64_t rows, int64_t dim, float scale, float* x, int
   }
 }
 
-/// exp(g), in one row for each key dimension.
-inline void set_decays(const RecurrentChunk& c, RecurrentInputs& in) {
-  if (c.g.data != nullptr) {
-    pack_chunk_rows(c.g, c.rows, c.is_vector_gate ? c.head_dim : 1, 1.0f, in.decay, in.ld_k);
-  }
-  for (int64_t t = 0; t < c.rows; ++t) {
-    float* decay = in.decay + t * in.ld_k;
-    if (c.g.data == nullptr) fill_row(decay, c.head_dim, 0);
-    if (c.g.data != nullptr && !c.is_vector_gate) fill_row(decay, c.head_dim, decay[0]);
+/// exp(g), in one row for each key dimension; notes rows with a decay of 0.
+inline void set_decays(const ChunkRows& g, bool is_vector_gate, int64_t rows, int64_t head_dim,
+                       float* decays, int64_t ld, uint8_t* resets) {
+  if (g.data != nullptr) pack_chunk_rows(g, rows, is_vector_gate ? head_dim : 1, 1.0f, decays, ld);
+  for (int64_t t = 0; t < rows; ++t) {
+    float* decay = decays + t * ld;
+    if (!is_vector_gate) {
+      const Vf x = g.data == nullptr ? broadcast(1.0f) : exp(broadcast(decay[0]));
+      for (int64_t i = 0; i < head_dim; i += kLanes) store(decay + i, x);
+      resets[t] = any(x == zero()) ? 1 : 0;
+      continue;
+    }
     Mf is_reset = first_lanes(0);
-    for (int64_t i = 0; i < c.head_dim; i += kLanes) {
+    for (int64_t i = 0; i < head_dim; i += kLanes) {
       const Vf x = exp(load(decay + i));
       is_reset = is_reset | (x == zero());
       store(decay + i, x);
     }
-    in.resets[t] = any(is_reset) ? 1 : 0;
+    resets[t] = any(is_reset) ? 1 : 0;
   }
 }
 
@@ -126,7 +129,7 @@ inline void pack_recurrent_inputs(const RecurrentChunk& c, RecurrentInputs& in) 
   pack_chunk_rows(c.k, c.rows, c.head_dim, 1.0f, in.k, ld);
   if (c.normalizes) normalize_rows(c.rows, c.head_dim, 1.0f, in.k, ld);
   pack_chunk_rows(c.v, c.rows, c.head_dim_v, 1.0f, in.v, in.ld_v);
-  set_decays(c, in);
+  set_decays(c.g, c.is_vector_gate, c.rows, c.head_dim, in.decay, ld, in.resets);
   if (c.update == RecurrentUpdate::kDelta) {
     pack_chunk_rows(c.beta, c.rows, 1, 1.0f, in.beta, 1);
     for (int64_t n = 0; n < c.rows * ld; n += kLanes) {

@@ -67,6 +67,52 @@ struct RecurrentBwdChunk {
   char* scratch;
 };
 
+/// Some rows of one state of the delta family backward; formulas are in delta_bwd.hpp. Value passes
+/// take strips of value dimensions, key passes strips of key dimensions of the transposed state.
+struct DeltaBwdChunk {
+  bool is_low_rank;
+  bool normalizes;  ///< q and k are divided by sqrt(sum of squares + 1e-6)
+  bool is_vector_gate;
+  bool is_first;  ///< of the states that share q and k: sums begin with it
+  float scale;
+  int64_t rows;
+  int64_t max_rows;
+  int64_t head_dim;
+  int64_t head_dim_v;
+  int64_t first_strip;
+  int64_t num_strips;
+  ChunkRows q, k, v, dout;
+  ChunkRows g;     ///< no data: none
+  ChunkRows beta;  ///< not for low rank
+  ChunkRows a, b;  ///< low rank
+  float* state;    ///< strips from first_strip on; the state or its gradient, as the pass wants it
+  /// One row for each of these rows, as whole strips.
+  float* read;        ///< v - R' k, or S' a
+  float* dread;       ///< X' k, or X' b
+  float* dq;          ///< S do
+  float* dkeys;       ///< -R dv, or S dx
+  float* dq_sum;      ///< of all states that share q and k; may be dq
+  float* dk_sum;      ///< likewise; may be dkeys
+  double* gate_sums;  ///< gradient of a head's decay, one part for each strip of key dimensions
+  double* passing;    ///< head_dim sums of the state times its gradient
+  ChunkRows dq_rows, dk_rows, dv_rows, dg_rows, dbeta_rows, da_rows, db_rows;
+  char* scratch;
+};
+
+/// For a state: the value passes, then the key passes, then finish_state. Strips of a pass do not
+/// depend on each other. After all states that share q and k: finish_keys.
+struct DeltaBwdKernels {
+  int64_t (*scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v);
+  void (*values_forward)(const DeltaBwdChunk& chunk);   ///< first chunk first
+  void (*values_backward)(const DeltaBwdChunk& chunk);  ///< last chunk first
+  void (*keys_forward)(const DeltaBwdChunk& chunk);
+  /// passing = the sums of both states over value dimensions; between the key passes.
+  void (*state_dots)(const DeltaBwdChunk& chunk, const float* state, const float* dstate);
+  void (*keys_backward)(const DeltaBwdChunk& chunk);
+  void (*finish_state)(const DeltaBwdChunk& chunk);
+  void (*finish_keys)(const DeltaBwdChunk& chunk);
+};
+
 struct RecurrentKernels {
   int64_t strip_width;  ///< columns
   int64_t (*scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
@@ -84,6 +130,8 @@ struct RecurrentKernels {
   void (*bwd_queries)(const RecurrentBwdChunk& chunk);
   void (*state_dots)(const RecurrentBwdChunk& chunk);
   void (*bwd_keys)(const RecurrentBwdChunk& chunk);
+
+  DeltaBwdKernels delta_bwd;
 };
 
 }  // namespace flashtile::cpu

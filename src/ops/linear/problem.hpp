@@ -38,6 +38,8 @@ struct LinearProblem {
     return state_head / (num_state_heads / num_key_heads);
   }
   int64_t heads_a_state() const { return num_out_heads / num_state_heads; }
+  /// States that share a key head.
+  int64_t states_a_key() const { return num_key_heads == 0 ? 0 : num_state_heads / num_key_heads; }
 };
 
 /// Validates, then makes the problem. Throws Error. With `has_data` false tensors need no memory

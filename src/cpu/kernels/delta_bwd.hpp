@@ -1,0 +1,566 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The backward of the delta family, row by row over strips of a state (recurrent_fwd.hpp). With R
+// the decayed state, S the one behind the row and X the gradient of S:
+//
+//   delta     r = v - R' k, S = R + k (beta r)'      de = X' k, dv = beta de, dbeta = de.r
+//             dk = X (beta r) - R dv                  X goes on as d (X - k dv')
+//   low rank  x = S' a before the decay, S = R + k v' + b x'
+//             dv = X' k, dx = X' b, dk = X v, db = X x, da = S dx    X goes on as d X + a dx'
+//   dq = S do, and X += scale q do' before the row
+//
+// Sums over key dimensions take strips of value dimensions: r or x forward, then de or dv and dx
+// backward; a row is kept of each. With these known the state and its gradient are sums of outer
+// products, so that sums over value dimensions take strips of key dimensions of the transposed
+// state: dq and R dv or da forward, then dk and db backward.
+//
+// The gradient of a decay is the row sum of S times X where it acts. Such a sum gains q dq and a da
+// where q and a read, loses k dk and b db where these were written, and is carried from row to row
+// in double.
+
+#include "cpu/kernels/recurrent_bwd.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// One row of time for one strip of `depth` rows, with the decay of each of its rows or columns:
+/// what `before` reads, the decay, kAdds sums of keys times values, what kReads queries read.
+struct DeltaStripRow {
+  int64_t depth;
+  const float* decay;
+  const float* before;
+  float* before_sum;
+  const float* key[2];    ///< `depth` numbers each
+  const float* value[2];  ///< columns
+  const float* query[2];  ///< `depth` numbers each
+  float* sum[2];          ///< columns
+};
+
+template <bool kReadsBefore, int kAdds, int kReads, bool kDecaysColumns, int kVecs>
+void delta_strip_row(const DeltaStripRow& r, float* state) {
+  const int64_t depth = r.depth;
+  const float* decays = r.decay;
+  const float* before = r.before;
+  const float* first_key = r.key[0];
+  const float* second_key = r.key[kAdds - 1];
+  const float* first_query = r.query[0];
+  const float* second_query = r.query[kReads - 1];
+  StripVectors<kVecs> decay, first_value, second_value, before_sum, first_sum, second_sum;
+  FLASHTILE_UNROLL
+  for (int n = 0; n < kVecs; ++n) {
+    decay[n] = kDecaysColumns ? load(r.decay + n * kLanes) : zero();
+    first_value[n] = load(r.value[0] + n * kLanes);
+    second_value[n] = load(r.value[kAdds - 1] + n * kLanes);
+    before_sum[n] = first_sum[n] = second_sum[n] = zero();
+  }
+  for (int64_t i = 0; i < depth; ++i) {
+    float* row = state + i * kStripWidth;
+    const Vf row_decay = kDecaysColumns ? zero() : broadcast(decays[i]);
+    const Vf key = broadcast(first_key[i]);
+    const Vf query = broadcast(first_query[i]);
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kVecs; ++n) {
+      Vf s = load(row + n * kLanes);
+      if constexpr (kReadsBefore) before_sum[n] = fma(broadcast(before[i]), s, before_sum[n]);
+      s = fma(key, first_value[n], s * (kDecaysColumns ? decay[n] : row_decay));
+      if constexpr (kAdds > 1) s = fma(broadcast(second_key[i]), second_value[n], s);
+      first_sum[n] = fma(query, s, first_sum[n]);
+      if constexpr (kReads > 1) second_sum[n] = fma(broadcast(second_query[i]), s, second_sum[n]);
+      store(row + n * kLanes, s);
+    }
+  }
+  FLASHTILE_UNROLL
+  for (int n = 0; n < kVecs; ++n) {
+    if constexpr (kReadsBefore) store(r.before_sum + n * kLanes, before_sum[n]);
+    store(r.sum[0] + n * kLanes, first_sum[n]);
+    if constexpr (kReads > 1) store(r.sum[1] + n * kLanes, second_sum[n]);
+  }
+}
+
+template <bool kReadsBefore, int kAdds, int kReads, bool kDecaysColumns, int kVecs = kTileVecs>
+FLASHTILE_INLINE void delta_strip_row_of(int64_t num_vecs, const DeltaStripRow& r, float* state) {
+  if (num_vecs >= kVecs) {
+    return delta_strip_row<kReadsBefore, kAdds, kReads, kDecaysColumns, kVecs>(r, state);
+  }
+  if constexpr (kVecs > 1) {
+    delta_strip_row_of<kReadsBefore, kAdds, kReads, kDecaysColumns, kVecs - 1>(num_vecs, r, state);
+  }
+}
+
+/// What a decay of exactly 0 is, from `decay` of a row of the strip or of each column.
+FLASHTILE_INLINE Mf is_cleared(const float* decay, bool decays_columns, int64_t i, int n) {
+  return (decays_columns ? load(decay + n * kLanes) : broadcast(decay[i])) == zero();
+}
+
+/// Decays and adds a key times a value, which `clears` leaves out where the decay is 0, whatever
+/// was there.
+inline void decay_strip(int64_t num_vecs, int64_t depth, const float* decay, bool decays_columns,
+                        const float* key, const float* value, bool clears, float* state) {
+  for (int64_t i = 0; i < depth; ++i) {
+    for (int n = 0; n < num_vecs; ++n) {
+      float* at = state + i * kStripWidth + n * kLanes;
+      const Mf is_zero = is_cleared(decay, decays_columns, i, n);
+      const Vf factor = decays_columns ? load(decay + n * kLanes) : broadcast(decay[i]);
+      const Vf added = broadcast(key[i]) * load(value + n * kLanes);
+      const Vf kept = select(is_zero, zero(), load(at) * factor);
+      store(at, kept + select(is_zero, clears ? zero() : added, added));
+    }
+  }
+}
+
+/// What is decayed by exactly 0 becomes 0; all else stays.
+inline void clear_strip(int64_t num_vecs, int64_t depth, const float* decay, bool decays_columns,
+                        float* state) {
+  for (int64_t i = 0; i < depth; ++i) {
+    for (int n = 0; n < num_vecs; ++n) {
+      float* at = state + i * kStripWidth + n * kLanes;
+      store(at, select(is_cleared(decay, decays_columns, i, n), zero(), load(at)));
+    }
+  }
+}
+
+/// The inputs of a chunk as floats.
+struct DeltaBwdInputs {
+  float* q;  ///< times scale
+  float* k;
+  float* decay;
+  float* correction;  ///< what the correction reads the state with: -d k, or a
+  float* b;
+  float* v;
+  float* dout;
+  float* beta;
+  float* written;   ///< beta r; x of low rank stays where it is
+  float* dwritten;  ///< dv; dx of low rank likewise
+  float* dv;        ///< of low rank
+  float* dk;
+  float* db;
+  float* dg;
+  float* ones;  ///< a decay, a key and a value that change nothing
+  float* zeros;
+  uint8_t* resets;
+  int64_t ld_k, ld_v;
+  int64_t bytes;
+
+  DeltaBwdInputs(char* memory, int64_t rows, int64_t head_dim, int64_t head_dim_v) {
+    Scratch scratch{memory};
+    const auto whole_strips = [](int64_t n) {
+      return (n + kStripWidth - 1) / kStripWidth * kStripWidth;
+    };
+    ld_k = whole_strips(head_dim);
+    ld_v = whole_strips(head_dim_v);
+    const int64_t longest = ld_k > ld_v ? ld_k : ld_v;
+    for (float** block : {&q, &k, &decay, &correction, &b, &dk, &db, &dg}) {
+      *block = scratch.take<float>(rows * ld_k);
+    }
+    for (float** block : {&v, &dout, &written, &dwritten, &dv}) {
+      *block = scratch.take<float>(rows * ld_v);
+    }
+    beta = scratch.take<float>(rows);
+    ones = scratch.take<float>(longest);
+    zeros = scratch.take<float>(longest);
+    resets = scratch.take<uint8_t>(rows);
+    bytes = scratch.used;
+  }
+};
+
+inline int64_t delta_bwd_scratch_bytes(int64_t max_rows, int64_t head_dim, int64_t head_dim_v) {
+  return DeltaBwdInputs(nullptr, max_rows, head_dim, head_dim_v).bytes;
+}
+
+/// What all passes need: k, decays, what corrections read with.
+inline DeltaBwdInputs pack_delta_keys(const DeltaBwdChunk& c) {
+  DeltaBwdInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v);
+  const int64_t ld = in.ld_k;
+  pack_chunk_rows(c.k, c.rows, c.head_dim, 1.0f, in.k, ld);
+  if (c.normalizes) normalize_rows(c.rows, c.head_dim, 1.0f, in.k, ld);
+  set_decays(c.g, c.is_vector_gate, c.rows, c.head_dim, in.decay, ld, in.resets);
+  if (c.is_low_rank) {
+    pack_chunk_rows(c.a, c.rows, c.head_dim, 1.0f, in.correction, ld);
+    pack_chunk_rows(c.b, c.rows, c.head_dim, 1.0f, in.b, ld);
+  } else {
+    pack_chunk_rows(c.beta, c.rows, 1, 1.0f, in.beta, 1);
+    for (int64_t t = 0; t < c.rows; ++t) {
+      for (int64_t i = t * ld; i < t * ld + c.head_dim; i += kLanes) {
+        store(in.correction + i, -(load(in.decay + i) * load(in.k + i)));
+      }
+    }
+  }
+  const int64_t longest = ld > in.ld_v ? ld : in.ld_v;
+  fill_row(in.ones, longest, 1);
+  fill_row(in.zeros, longest, 0);
+  return in;
+}
+
+inline void pack_delta_queries(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
+  pack_chunk_rows(c.q, c.rows, c.head_dim, c.normalizes ? 1.0f : c.scale, in.q, in.ld_k);
+  if (c.normalizes) normalize_rows(c.rows, c.head_dim, c.scale, in.q, in.ld_k);
+}
+
+inline void pack_delta_values(const ChunkRows& source, const DeltaBwdChunk& c, float* to,
+                              int64_t ld) {
+  pack_chunk_rows(source, c.rows, c.head_dim_v, 1.0f, to, ld);
+}
+
+/// beta times the kept rows, for the key passes.
+inline void scale_corrections(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
+  if (c.is_low_rank) {
+    in.written = c.read;
+    in.dwritten = c.dread;
+    return;
+  }
+  for (int64_t t = 0; t < c.rows; ++t) {
+    const Vf beta = broadcast(in.beta[t]);
+    for (int64_t j = t * in.ld_v; j < t * in.ld_v + c.head_dim_v; j += kLanes) {
+      store(in.written + j, beta * load(c.read + j));
+      store(in.dwritten + j, beta * load(c.dread + j));
+    }
+  }
+}
+
+/// Calls body(column, num_vecs, state) for each strip of `dim` columns.
+template <class Body>
+FLASHTILE_INLINE void for_each_strip(const DeltaBwdChunk& c, int64_t dim, int64_t depth,
+                                     const Body& body) {
+  for (int64_t n = 0; n < c.num_strips; ++n) {
+    const int64_t column = (c.first_strip + n) * kStripWidth;
+    const int64_t width = dim - column < kStripWidth ? dim - column : kStripWidth;
+    body(column, padded(width) / kLanes, c.state + n * depth * kStripWidth);
+  }
+}
+
+/// `columns` of float rows to those of a tensor.
+inline void store_strip_rows(const float* src, int64_t ld, int64_t rows, int64_t column,
+                             int64_t columns, ChunkRows target) {
+  if (target.data == nullptr) return;
+  const int64_t size = target.dtype == DType::kF32 ? 4 : 2;
+  target.data += column * target.stride * size;
+  store_chunk_rows(src + column, ld, rows, columns, target);
+}
+
+inline int64_t columns_left(int64_t dim, int64_t column) {
+  return dim - column < kStripWidth ? dim - column : kStripWidth;
+}
+
+/// Forward over value strips: what the correction of each row reads.
+inline void delta_values_forward(const DeltaBwdChunk& c) {
+  DeltaBwdInputs in = pack_delta_keys(c);
+  pack_delta_values(c.v, c, in.v, in.ld_v);
+  for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, float* state) {
+    float sum[kStripWidth];
+    strip_read(num_vecs, c.head_dim, in.correction, state, sum);
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const int64_t at = t * in.ld_k;
+      const int64_t at_v = t * in.ld_v + column;
+      const bool is_reset = in.resets[t] != 0;
+      // The delta rule reads what the decay has left, low rank what was there.
+      if (is_reset) {
+        clear_strip(num_vecs, c.head_dim, in.decay + at, false, state);
+        if (!c.is_low_rank) strip_read(num_vecs, c.head_dim, in.correction + at, state, sum);
+      }
+      for (int64_t j = 0; j < num_vecs * kLanes; j += kLanes) {
+        const Vf x = load(sum + j);
+        const Vf read = c.is_low_rank ? x : load(in.v + at_v + j) + x;
+        store(c.read + at_v + j, read);
+        if (!c.is_low_rank) store(in.written + at_v + j, broadcast(in.beta[t]) * read);
+      }
+      const float* next = in.correction + (t + 1 < c.rows ? t + 1 : t) * in.ld_k;
+      DeltaStripRow r{};
+      r.depth = c.head_dim;
+      r.decay = in.decay + at;
+      r.key[0] = in.k + at;
+      r.query[0] = next;
+      r.sum[0] = sum;
+      if (c.is_low_rank) {
+        r.value[0] = in.v + at_v;
+        r.key[1] = in.b + at;
+        r.value[1] = c.read + at_v;
+        delta_strip_row_of<false, 2, 1, false>(num_vecs, r, state);
+      } else {
+        r.value[0] = in.written + at_v;
+        delta_strip_row_of<false, 1, 1, false>(num_vecs, r, state);
+      }
+    }
+  });
+}
+
+/// What one row hands on to those before it: a decay, and a key times a value.
+struct DeltaPending {
+  const float* decay;
+  const float* key;
+  const float* value;
+};
+
+/// Backward over value strips: de, or dv and dx.
+inline void delta_values_backward(const DeltaBwdChunk& c) {
+  DeltaBwdInputs in = pack_delta_keys(c);
+  pack_delta_queries(c, in);
+  pack_delta_values(c.dout, c, in.dout, in.ld_v);
+  for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, float* state) {
+    const DeltaPending none{in.ones, in.zeros, in.zeros};
+    DeltaPending pending = none;
+    for (int64_t t = c.rows - 1; t >= 0; --t) {
+      const int64_t at = t * in.ld_k;
+      const int64_t at_v = t * in.ld_v + column;
+      DeltaStripRow r{};
+      r.depth = c.head_dim;
+      r.decay = pending.decay;
+      r.key[0] = pending.key;
+      r.value[0] = pending.value;
+      r.key[1] = in.q + at;
+      r.value[1] = in.dout + at_v;
+      r.query[0] = in.k + at;
+      if (c.is_low_rank) {
+        r.query[1] = in.b + at;
+        r.sum[0] = in.dv + at_v;
+        r.sum[1] = c.dread + at_v;
+        delta_strip_row_of<false, 2, 2, false>(num_vecs, r, state);
+      } else {
+        r.sum[0] = c.dread + at_v;
+        delta_strip_row_of<false, 2, 1, false>(num_vecs, r, state);
+        for (int64_t j = at_v; j < at_v + num_vecs * kLanes; j += kLanes) {
+          store(in.dwritten + j, broadcast(in.beta[t]) * load(c.dread + j));
+        }
+      }
+      pending = {in.decay + at, in.correction + at, (c.is_low_rank ? c.dread : in.dwritten) + at_v};
+      if (t == 0 || in.resets[t] != 0) {
+        decay_strip(num_vecs, c.head_dim, pending.decay, false, pending.key, pending.value,
+                    !c.is_low_rank, state);
+        pending = none;
+      }
+    }
+    if (c.is_low_rank) {
+      store_strip_rows(in.dv, in.ld_v, c.rows, column, columns_left(c.head_dim_v, column),
+                       c.dv_rows);
+    }
+  });
+}
+
+/// Forward over key strips: dq, and -R dv or da.
+inline void delta_keys_forward(const DeltaBwdChunk& c) {
+  DeltaBwdInputs in = pack_delta_keys(c);
+  pack_delta_values(c.dout, c, in.dout, in.ld_v);
+  if (c.is_low_rank) pack_delta_values(c.v, c, in.v, in.ld_v);
+  scale_corrections(c, in);
+  for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, float* state) {
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const int64_t at = t * in.ld_k + column;
+      const int64_t at_v = t * in.ld_v;
+      float sum[kStripWidth];
+      const bool is_reset = in.resets[t] != 0;
+      if (is_reset) {
+        strip_read(num_vecs, c.head_dim_v, in.dwritten + at_v, state, sum);
+        clear_strip(num_vecs, c.head_dim_v, in.decay + at, true, state);
+      }
+      DeltaStripRow r{};
+      float unused[kStripWidth];
+      r.depth = c.head_dim_v;
+      r.decay = in.decay + at;
+      r.before = in.dwritten + at_v;
+      r.before_sum = is_reset ? unused : sum;
+      r.query[0] = in.dout + at_v;
+      r.sum[0] = c.dq + at;
+      r.value[0] = in.k + at;
+      if (c.is_low_rank) {
+        r.key[0] = in.v + at_v;
+        r.key[1] = in.written + at_v;
+        r.value[1] = in.b + at;
+        delta_strip_row_of<true, 2, 1, true>(num_vecs, r, state);
+      } else {
+        r.key[0] = in.written + at_v;
+        delta_strip_row_of<true, 1, 1, true>(num_vecs, r, state);
+      }
+      for (int64_t j = 0; j < num_vecs * kLanes; j += kLanes) {
+        const Vf d = load(in.decay + at + j);
+        const Vf x = load(sum + j);
+        store(c.dkeys + at + j, c.is_low_rank ? x : select(d == zero(), zero(), -(d * x)));
+      }
+    }
+  });
+}
+
+/// One decay for a head: the part of these columns.
+inline void head_gate_gradients(const DeltaBwdChunk& c, const DeltaBwdInputs& in, int64_t column) {
+  const int64_t columns = columns_left(c.head_dim, column);
+  const int64_t num_strips = in.ld_k / kStripWidth;
+  double passing = c.passing[column];
+  for (int64_t t = c.rows - 1; t >= 0; --t) {
+    const int64_t at = t * in.ld_k + column;
+    const auto dot = [&](const float* x, const float* dx) {
+      return static_cast<double>(row_dot(x + at, dx + at, columns));
+    };
+    passing += dot(in.q, c.dq) - dot(in.k, in.dk) + dot(in.k, c.dkeys);
+    if (in.resets[t] != 0) passing = 0;
+    c.gate_sums[t * num_strips + column / kStripWidth] = passing;
+  }
+  c.passing[column] = passing;
+}
+
+/// One decay for each of these columns.
+template <bool kIsLowRank>
+void vector_gate_gradients(const DeltaBwdChunk& c, const DeltaBwdInputs& in, int64_t column) {
+  const int64_t columns = columns_left(c.head_dim, column);
+  double* __restrict passing = c.passing + column;
+  for (int64_t t = c.rows - 1; t >= 0; --t) {
+    const int64_t at = t * in.ld_k + column;
+    const float* q = in.q + at;
+    const float* k = in.k + at;
+    const float* dq = c.dq + at;
+    const float* dk = in.dk + at;
+    const float* dkeys = c.dkeys + at;
+    const float* a = in.correction + at;
+    const float* b = in.b + at;
+    const float* db = in.db + at;
+    const float* decay = in.decay + at;
+    float* __restrict dg = in.dg + at;
+    for (int64_t i = 0; i < columns; ++i) {
+      double sum = passing[i] + static_cast<double>(q[i] * dq[i]);
+      sum -= static_cast<double>(k[i] * dk[i]);
+      sum += static_cast<double>(kIsLowRank ? -(b[i] * db[i]) : k[i] * dkeys[i]);
+      sum = decay[i] == 0 ? 0 : sum;
+      dg[i] = static_cast<float>(sum);
+      passing[i] = kIsLowRank ? sum + static_cast<double>(a[i] * dkeys[i]) : sum;
+    }
+  }
+}
+
+/// The gradient of decays of one strip of a chunk, and sums of dq and dk.
+inline void finish_delta_strip(const DeltaBwdChunk& c, const DeltaBwdInputs& in, int64_t column) {
+  const int64_t columns = columns_left(c.head_dim, column);
+  if (c.g.data != nullptr && !c.is_vector_gate) {
+    head_gate_gradients(c, in, column);
+  } else if (c.g.data != nullptr && c.is_low_rank) {
+    vector_gate_gradients<true>(c, in, column);
+  } else if (c.g.data != nullptr) {
+    vector_gate_gradients<false>(c, in, column);
+  }
+  if (c.is_vector_gate) store_strip_rows(in.dg, in.ld_k, c.rows, column, columns, c.dg_rows);
+  if (c.is_low_rank) {
+    store_strip_rows(c.dkeys, in.ld_k, c.rows, column, columns, c.da_rows);
+    store_strip_rows(in.db, in.ld_k, c.rows, column, columns, c.db_rows);
+  }
+  for (int64_t t = 0; t < c.rows; ++t) {
+    for (int64_t i = column; i < column + columns; i += kLanes) {
+      const int64_t at = t * in.ld_k + i;
+      const Vf dk = c.is_low_rank ? load(in.dk + at) : load(in.dk + at) + load(c.dkeys + at);
+      const Vf dq = load(c.dq + at);
+      store(c.dk_sum + at, c.is_first ? dk : load(c.dk_sum + at) + dk);
+      store(c.dq_sum + at, c.is_first ? dq : load(c.dq_sum + at) + dq);
+    }
+  }
+}
+
+/// Backward over key strips: dk, db and the gradient of decays.
+inline void delta_keys_backward(const DeltaBwdChunk& c) {
+  DeltaBwdInputs in = pack_delta_keys(c);
+  pack_delta_queries(c, in);
+  pack_delta_values(c.dout, c, in.dout, in.ld_v);
+  if (c.is_low_rank) pack_delta_values(c.v, c, in.v, in.ld_v);
+  scale_corrections(c, in);
+  for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, float* state) {
+    const DeltaPending none{in.ones, in.zeros, in.zeros};
+    DeltaPending pending = none;
+    for (int64_t t = c.rows - 1; t >= 0; --t) {
+      const int64_t at = t * in.ld_k + column;
+      const int64_t at_v = t * in.ld_v;
+      DeltaStripRow r{};
+      r.depth = c.head_dim_v;
+      r.decay = pending.decay;
+      r.key[0] = pending.key;
+      r.value[0] = pending.value;
+      r.key[1] = in.dout + at_v;
+      r.value[1] = in.q + at;
+      r.sum[0] = in.dk + at;
+      if (c.is_low_rank) {
+        r.query[0] = in.v + at_v;
+        r.query[1] = in.written + at_v;
+        r.sum[1] = in.db + at;
+        delta_strip_row_of<false, 2, 2, true>(num_vecs, r, state);
+      } else {
+        r.query[0] = in.written + at_v;
+        delta_strip_row_of<false, 2, 1, true>(num_vecs, r, state);
+      }
+      pending = {in.decay + at, in.dwritten + at_v, in.correction + at};
+      if (t == 0 || in.resets[t] != 0) {
+        decay_strip(num_vecs, c.head_dim_v, pending.decay, true, pending.key, pending.value,
+                    !c.is_low_rank, state);
+        pending = none;
+      }
+    }
+    finish_delta_strip(c, in, column);
+  });
+}
+
+/// For the strips of a chunk; `state` and `dstate` are strips of key dimensions. Where a head has
+/// one decay the sum of a strip is in its first place.
+inline void delta_state_dots(const DeltaBwdChunk& c, const float* state, const float* dstate) {
+  for (int64_t n = 0; n < c.num_strips; ++n) {
+    const int64_t column = (c.first_strip + n) * kStripWidth;
+    double head_sum = 0;
+    for (int64_t i = 0; i < columns_left(c.head_dim, column); ++i) {
+      double sum = 0;
+      for (int64_t j = 0; j < c.head_dim_v; ++j) {
+        const int64_t at = (n * c.head_dim_v + j) * kStripWidth + i;
+        if (dstate[at] == 0) continue;
+        sum += static_cast<double>(state[at]) * static_cast<double>(dstate[at]);
+      }
+      c.passing[column + i] = sum;
+      head_sum += sum;
+    }
+    if (!c.is_vector_gate) c.passing[column] = head_sum;
+  }
+}
+
+/// dv and dbeta of the delta rule, and the gradient of a head's decay.
+inline void delta_finish_state(const DeltaBwdChunk& c) {
+  DeltaBwdInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v);
+  const int64_t num_strips = in.ld_k / kStripWidth;
+  if (c.g.data != nullptr && !c.is_vector_gate) {
+    for (int64_t t = 0; t < c.rows; ++t) {
+      double sum = 0;
+      for (int64_t n = 0; n < num_strips; ++n) sum += c.gate_sums[t * num_strips + n];
+      in.dg[t] = static_cast<float>(sum);
+    }
+    store_chunk_rows(in.dg, 1, c.rows, 1, c.dg_rows);
+  }
+  if (c.is_low_rank) return;
+  pack_chunk_rows(c.beta, c.rows, 1, 1.0f, in.beta, 1);
+  for (int64_t t = 0; t < c.rows; ++t) {
+    const float* read = c.read + t * in.ld_v;
+    const float* dread = c.dread + t * in.ld_v;
+    in.dg[t] = row_dot(read, dread, c.head_dim_v);
+    for (int64_t j = 0; j < c.head_dim_v; j += kLanes) {
+      store(in.v + t * in.ld_v + j, broadcast(in.beta[t]) * load(dread + j));
+    }
+  }
+  store_chunk_rows(in.v, in.ld_v, c.rows, c.head_dim_v, c.dv_rows);
+  store_chunk_rows(in.dg, 1, c.rows, 1, c.dbeta_rows);
+}
+
+/// Takes the gradient of x / sqrt(x.x + 1e-6) back to x.
+inline void normalize_row_gradient(const float* x, float* gradient, int64_t dim) {
+  const float factor = 1.0f / __builtin_sqrtf(row_dot(x, x, dim) + 1e-6f);
+  const float along = factor * factor * row_dot(x, gradient, dim);
+  for (int64_t i = 0; i < dim; i += kLanes) {
+    const Vf rest = fnma(broadcast(along), load(x + i), load(gradient + i));
+    store(gradient + i, broadcast(factor) * rest);
+  }
+}
+
+inline void finish_delta_rows(const DeltaBwdChunk& c, const ChunkRows& input, float scale,
+                              float* packed, float* gradient, int64_t ld, const ChunkRows& target) {
+  if (target.data == nullptr) return;
+  if (c.normalizes) pack_chunk_rows(input, c.rows, c.head_dim, 1.0f, packed, ld);
+  for (int64_t t = 0; t < c.rows; ++t) {
+    scale_row(gradient + t * ld, c.head_dim, scale);
+    if (c.normalizes) normalize_row_gradient(packed + t * ld, gradient + t * ld, c.head_dim);
+  }
+  store_chunk_rows(gradient, ld, c.rows, c.head_dim, target);
+}
+
+inline void delta_finish_keys(const DeltaBwdChunk& c) {
+  DeltaBwdInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v);
+  finish_delta_rows(c, c.q, c.scale, in.q, c.dq_sum, in.ld_k, c.dq_rows);
+  finish_delta_rows(c, c.k, 1.0f, in.k, c.dk_sum, in.ld_k, c.dk_rows);
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA
