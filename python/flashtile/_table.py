@@ -105,6 +105,11 @@ def _forms(shape: str) -> tuple[Form, ...]:
     return tuple(forms)
 
 
+def _entry(text: str) -> tuple[str, int]:
+    """"seqlen+1" as a name, or a number, and what is added to it."""
+    return (text[:-2], 1) if text.endswith("+1") else (text, 0)
+
+
 def _chosen_forms(shape: str, is_given: Callable[[str], bool]) -> list[tuple[str, ...]]:
     forms = _forms(shape)
     for condition, _ in forms:
@@ -125,11 +130,14 @@ def output_shape(table: OpTable, name: str, given: Mapping[str, Sequence[Any]]) 
         for entries in _chosen_forms(column, given.__contains__) if column else []:
             if len(entries) == len(shape):
                 for entry, size in zip(entries, shape):
-                    if entry.isidentifier():
-                        sizes.setdefault(entry, size)
+                    dim, plus_one = _entry(entry)
+                    if dim.isidentifier():
+                        sizes.setdefault(dim, size - plus_one)
     for entries in _chosen_forms(row.shape, given.__contains__):
-        if all(entry in sizes for entry in entries):
-            return [sizes[entry] for entry in entries]
+        named = [_entry(entry) for entry in entries]
+        if all(dim in sizes or dim.isdigit() for dim, _ in named):
+            return [(int(dim) if dim.isdigit() else sizes[dim]) + plus_one
+                    for dim, plus_one in named]
     raise ValueError(f"{table.name}: {name} has a shape that the inputs leave open")
 
 

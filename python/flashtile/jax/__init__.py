@@ -44,12 +44,16 @@ for _platform, _handler in _core.xla_handlers().items():
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
+class _Known:
     """What is known when a program is compiled; hashable, so that programs are found again."""
 
     options: tuple[tuple[str, str], ...]
-    out_dtype: str
     implementation: str
+    out_dtype: str
+
+
+class _Call(_Known):
+    """A call of attention."""
 
     def texts(self) -> list[str]:
         """The score and mask functions."""
@@ -75,7 +79,7 @@ def _vary(array: jax.Array, axes: frozenset[Any]) -> jax.Array:
     return varied
 
 
-def _ffi_call(call: _Call, op: str, inputs: Mapping[str, jax.Array],
+def _ffi_call(call: _Known, op: str, inputs: Mapping[str, jax.Array],
               results: Mapping[str, Any]) -> dict[str, jax.Array]:
     run = jax.ffi.ffi_call(_TARGET, list(results.values()), vmap_method="sequential")
     found = run(*inputs.values(), op=op, inputs=",".join(inputs), outputs=",".join(results),
@@ -257,5 +261,5 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False,
                          f"{', '.join(_JAX_DTYPES)}")
     axes = _axes(inputs)
     inputs = {name: _vary(array, axes) for name, array in inputs.items()}
-    out, lse = _attention(_Call(tuple(texts), dtype, implementation or ""), inputs)
+    out, lse = _attention(_Call(tuple(texts), implementation or "", dtype), inputs)
     return (out, lse) if return_lse else out
