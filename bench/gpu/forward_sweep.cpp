@@ -72,6 +72,7 @@ std::vector<Shape> decode_shapes(int64_t splits) {
     return shape;
   };
   std::vector<Shape> shapes = {with({16, 64, 16, 1, 2, 1}, splits)};
+  shapes.push_back(with({16, 64, 16, 1, 2, 1}, splits + 1));
   for (const int64_t count : {splits / 2, splits, splits * 2}) {
     if (count == 0) continue;
     shapes.push_back(with({16, 64, 16, 1, 3, 1}, count));

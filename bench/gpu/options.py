@@ -145,6 +145,7 @@ class Report:
         print(line, flush=True)
         for name, time in times.items() if self.sink else ():
             self.sink.write(json.dumps({**point, "impl": name, **time, **self.record}) + "\n")
+            self.sink.flush()
 
 
 def measure_options(lib, report, dims, generator):

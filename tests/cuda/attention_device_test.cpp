@@ -3,11 +3,14 @@
 // Attention on a GPU, beyond right results (those are the conformance tests' with
 // FLASHTILE_TEST_DEVICE=cuda): the same bits in every run, in graphs and beside other streams, into
 // memory that held NaN; and what the CPU gives.
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "compile_kernels.hpp"
 #include "cuda/device_support.hpp"
+#include "cuda/runtime/device.hpp"
 #include "cuda/runtime/launch.hpp"
 #include "cuda/runtime/memory.hpp"
 #include "device_tensors.hpp"
@@ -47,6 +50,16 @@ class DeviceRun {
     fill_bytes(context.workspace, 0xff, context.workspace_bytes, context);
   }
   void run() const { device_.run(); }
+  /// Numbers of an input, in place of those that it began with; in the order of the stream.
+  void write(const std::string& name, const std::vector<int32_t>& numbers) const {
+    const Context& context = device_.context();
+    const CurrentContext current(context);
+    const auto address = reinterpret_cast<driver::Address>(device_.call().tensor(name).data);
+    current.driver().check(
+        current.api().cuMemcpyHtoDAsync(address, numbers.data(), numbers.size() * sizeof(int32_t),
+                                        stream_of(context)),
+        name);
+  }
 
   using Results = std::map<std::string, std::string>;
   /// The bytes of all results; waits for them.
@@ -191,6 +204,81 @@ TEST_F(AttentionDevice, CallsCanBeCapturedAndReplayed) {
       EXPECT_EQ(run.differing(expected, run.results()), "") << text;
     }
   }
+}
+
+/// What is planned later, with the same kernels, moves nothing that a graph holds; lengths are read
+/// when it runs.
+TEST_F(AttentionDevice, GraphsOutliveOtherPlansAndFollowTheirLengths) {
+  if (Driver::get()->api().cuGraphInstantiate == nullptr) GTEST_SKIP() << "an old driver";
+  const std::vector<std::pair<std::vector<int32_t>, std::string>> lengths = {
+      {{100, 17, 64}, "{100,17,64}"}, {{1000, 400, 999}, "{1000,400,999}"}};
+  for (const char* sizes : {"b3:hq8:hkv2:sq1:sk1000:d128", "b3:hq4:hkv2:sq70:sk1000:d64"}) {
+    const auto text_of = [&](size_t i) {
+      return std::string("attention_fwd:") + sizes + ":seqused_k=" + lengths[i].second +
+             ":causal:lse:bf16";
+    };
+    const OwnStream stream;
+    const DeviceRun run(text_of(1), stream.context());
+    run.write("seqused_k", lengths[0].first);
+    const CapturedGraph graph(stream.context(), [&] { run.run(); });
+    // Other sequences and other shapes are planned and run, on the same stream and another one.
+    const std::vector<DeviceRun::Results> expected = {
+        DeviceRun(text_of(0), stream.context()).poisoned_run(),
+        DeviceRun(text_of(1)).poisoned_run()};
+    for (const char* other : {"attention_fwd:b1:hq8:hkv2:sq1:sk4000:d128:seqused_k={3333}:"
+                              "causal:lse:bf16",
+                              "attention_fwd:b2:hq4:hkv2:sq300:sk900:d64:causal:lse:bf16"}) {
+      DeviceRun(other, stream.context()).poisoned_run();
+    }
+    for (const size_t i : {0u, 1u, 0u}) {
+      run.write("seqused_k", lengths[i].first);
+      run.poison();
+      graph.launch();
+      EXPECT_EQ(run.differing(expected[i], run.results()), "") << text_of(i);
+    }
+  }
+}
+
+/// Streams, memory and modules of a call are those of its tensors' device, whichever is current.
+TEST_F(AttentionDevice, ASecondDeviceServesWhileTheFirstIsCurrent) {
+  if (Driver::get()->num_devices() < 2) GTEST_SKIP() << "there is one GPU, this needs two";
+  const CurrentContext first(on_device(0));
+  driver::ContextHandle before = nullptr, after = nullptr;
+  first.api().cuCtxGetCurrent(&before);
+  const OwnStream stream(1);
+  {
+    const cli::OwnedCall host =
+        cli::random_call(parse_problem("attention_fwd:b4:hq32:sq16:d64:f16"), 1);
+    for (const char* name : {"q", "k", "v"}) {
+      const TensorView ones = host.call.tensor(name);
+      std::fill_n(static_cast<uint16_t*>(ones.data), ones.numel(), uint16_t{0x3c00});
+    }
+    const cli::DeviceCall device(host.call, stream.context());
+    device.run();
+    device.download();
+    const std::vector<double> out = cli::to_numbers(host.call.tensor("out"));
+    EXPECT_EQ(std::accumulate(out.begin(), out.end(), 0.0), 131072.0);
+  }
+  const bool are_alike = device_info(0).model.arch == device_info(1).model.arch &&
+                         device_info(0).model.num_sms == device_info(1).model.num_sms;
+  for (const std::string& text : all_problems()) {
+    const DeviceRun here(text);
+    const DeviceRun there(text, stream.context());
+    const DeviceRun::Results expected = here.poisoned_run();
+    there.poison();
+    // Calls of both devices in turns, from one thread.
+    for (int i = 0; i < 3; ++i) {
+      here.run();
+      there.run();
+    }
+    const DeviceRun::Results found = there.results();
+    if (are_alike) {
+      EXPECT_EQ(there.differing(expected, found), "") << text;
+    }
+    EXPECT_EQ(here.differing(expected, here.results()), "") << text;
+  }
+  first.api().cuCtxGetCurrent(&after);
+  EXPECT_EQ(before, after);
 }
 
 TEST_F(AttentionDevice, TwoStreamsDoNotDisturbEachOther) {

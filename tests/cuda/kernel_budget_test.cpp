@@ -4,6 +4,7 @@
 // problems of all options on all architectures (pairwise.py), compiled here without a GPU.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <set>
@@ -61,26 +62,31 @@ std::map<std::string, KernelChoice> kernels_of(const Budget& budget) {
   return kernels;
 }
 
+/// Compiles a kernel, which has to fit its architecture whatever the compiler is.
+CompiledKernel compile(const KernelChoice& kernel) {
+  const CompiledKernel compiled = Nvrtc::get()->compile(program_of(kernel.source));
+  const GpuModel& gpu = *named_gpu_model(kernel.source.arch);
+  EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta);
+  EXPECT_LE(compiled.usage.num_registers * kernel.num_threads, 65536);
+  EXPECT_EQ(compiled.usage.static_shared_bytes, 0);
+  return compiled;
+}
+
 /// Compiles one line's kernel; writes what there is to `found`.
 void check_line(const BudgetTable& table, const Budget& budget, std::ostream& found) {
   SCOPED_TRACE(budget.arch + " " + budget.problem + " " + budget.stem);
   const auto kernels = kernels_of(budget);
   ASSERT_TRUE(kernels.contains(budget.stem));
   const KernelChoice& kernel = kernels.at(budget.stem);
-  const CompiledKernel compiled = Nvrtc::get()->compile(program_of(kernel.source));
+  const CompiledKernel compiled = compile(kernel);
   found << budget.arch << '\t' << budget.problem << '\t' << budget.stem << '\t'
         << compiled.usage.num_registers << '\t' << compiled.usage.spill_store_bytes << '\t'
         << kernel.shared_bytes << std::endl;
   EXPECT_EQ(kernel.shared_bytes, budget.shared_bytes);
-  const GpuModel& gpu = *named_gpu_model(budget.arch);
-  EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta);
   if (compiled.compiler_version == table.compiler_version) {
     EXPECT_EQ(compiled.usage.num_registers, budget.num_registers);
     EXPECT_EQ(compiled.usage.spill_store_bytes, budget.spill_bytes);
   }
-  // Whatever the compiler, a launch of this many threads has to find its registers.
-  EXPECT_LE(compiled.usage.num_registers * kernel.num_threads, 65536);
-  EXPECT_EQ(compiled.usage.static_shared_bytes, 0);
 }
 
 TEST(KernelBudget, TableHoldsEachKernelOfItsProblems) {
@@ -126,6 +132,23 @@ TEST(KernelBudgetFull, RegistersSpillsAndSharedMemoryAreThoseOfTheTable) {
   std::ofstream found("kernel_budget_found.tsv");
   found << "# nvrtc " << Nvrtc::get()->version() << '\n';
   for (const Budget& budget : table.lines) check_line(table, budget, found);
+}
+
+/// The lines "ARCH<tab>PROBLEM" of the file that FLASHTILE_TEST_KERNELS names.
+TEST(KernelBudgetFull, EveryKernelOfAListFitsItsArchitecture) {
+  const char* path = std::getenv("FLASHTILE_TEST_KERNELS");
+  if (path == nullptr) GTEST_SKIP() << "FLASHTILE_TEST_KERNELS names no list of problems";
+  if (Nvrtc::get() == nullptr) GTEST_SKIP() << Nvrtc::fault();
+  std::ifstream file(path);
+  std::set<std::string> seen;  // texts of programs: most problems share kernels
+  std::string arch, problem;
+  while (std::getline(file, arch, '\t') && std::getline(file, problem)) {
+    SCOPED_TRACE(arch + " " + problem);
+    for (const auto& [stem, kernel] : kernels_of({arch, problem, "", 0, 0, 0})) {
+      if (seen.insert(arch + stem + kernel.source.config).second) compile(kernel);
+    }
+  }
+  EXPECT_GT(seen.size(), 0u) << path;
 }
 
 TEST(KernelBudget, SomeLinesCompile) {

@@ -4,6 +4,8 @@
 kernel_budget.tsv is made of. Prints "ARCH<tab>PROBLEM" lines.
 
     tests/cuda/pairwise.py > list.tsv
+    tests/cuda/pairwise.py --all > all.tsv      every value with every other, tens of thousands
+    FLASHTILE_TEST_KERNELS=all.tsv cuda_tests --gtest_filter='*KernelBudgetFull*'   compiles those
 
 A new option of kernels is a new factor (or value) here; then tests/cuda/kernel_budget.tsv is made
 again: run cuda_tests --gtest_filter='*KernelBudgetFull*', which leaves the table as it is now in
@@ -106,10 +108,18 @@ def pairwise(factors):
     return rows
 
 
+def product(factors):
+    for values in itertools.product(*factors.values()):
+        row = dict(zip(factors, values))
+        if not conflicts(row):
+            yield row
+
+
 def main():
-    for row in pairwise(FACTORS):
+    rows_of = product if sys.argv[1:] == ["--all"] else pairwise
+    for row in rows_of(FACTORS):
         print(f"{row['arch']}\t{problem_text(row)}")
-    for row in pairwise(BACKWARD_FACTORS):
+    for row in rows_of(BACKWARD_FACTORS):
         print(f"{row['arch']}\t{backward_text(row)}")
     return 0
 

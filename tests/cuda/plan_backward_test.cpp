@@ -106,16 +106,24 @@ TEST(BackwardPlan, TileShapesLeaveRoomForTheCtasThatTheyAreMeantFor) {
 }
 
 TEST(BackwardPlan, WorkspaceIsOneFloatForEachElementOfDqAndVectors) {
-  Context context;
-  context.arch = "sm_90a";
-  const int64_t rows = 2 * 16 * 1024;
-  for (const int64_t dim : {64, 128, 256}) {
-    const std::string text = "attention_bwd:b2:hq16:sq1024:causal:bf16:d" + std::to_string(dim);
-    const std::string plan = make_call(parse_problem(text)).explain(context).plan;
-    const int64_t bytes = std::stoll(plan.substr(plan.find("workspace ") + 10));
-    EXPECT_GE(bytes, rows * dim * 4) << plan;
-    // lse, delta, and a flag for 16 rows.
-    EXPECT_LE(bytes, rows * (dim + 2) * 4 + rows / 4 + 4 * 256) << plan;
+  for (const std::string& arch : known_gpu_archs()) {
+    Context context;
+    context.arch = arch;
+    context.implementation = "attention_bwd_portable";
+    for (const int64_t dim : {16, 64, 80, 128, 192, 256, 320, 512, 576, 1024}) {
+      for (const int64_t seqlen : {1024, 8192}) {
+        const std::string text = "attention_bwd:b2:hq16:hkv4:sq" + std::to_string(seqlen) +
+                                 ":causal:bf16:d" + std::to_string(dim);
+        const int64_t bytes = make_call(parse_problem(text)).explain(context).workspace_bytes;
+        const int64_t rows = 2 * 16 * seqlen;
+        const int64_t rounded = (dim + 63) / 64 * 64;
+        // lse, delta, and a flag for 16 rows.
+        EXPECT_LE(bytes, rows * (rounded + 2) * 4 + rows / 4 + 4 * 256) << arch << " " << text;
+        if (dim == 128) {
+          EXPECT_GE(bytes, rows * dim * 4) << arch << " " << text;
+        }
+      }
+    }
   }
 }
 

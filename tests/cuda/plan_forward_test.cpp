@@ -222,16 +222,26 @@ TEST(ForwardPlan, AWordOfTheMapOfBlocksIsACta) {
   EXPECT_EQ(kernels.front().num_threads, 16 * 32);
 }
 
-TEST(ForwardPlan, PartsAreCombinedWhileTheyEnd) {
+TEST(ForwardPlan, KernelsComeNearWhileTheOneBeforeEnds) {
+  const std::string decode = "attention_fwd:b2:hq32:hkv4:sq1:sk65536:d128:bf16";
+  for (const std::string& text : {decode, std::string("attention_fwd:b1:hq2:sq512:d64:bf16")}) {
+    // The launch overlaps where kernels can wait for the one before them.
+    for (const KernelChoice& kernel : kernels_of(text, "sm_90a")) {
+      EXPECT_TRUE(kernel.overlaps_previous) << to_string(kernel);
+    }
+    for (const KernelChoice& kernel : kernels_of(text, "sm_80")) {
+      EXPECT_FALSE(kernel.overlaps_previous) << to_string(kernel);
+    }
+  }
+}
+
+TEST(ForwardPlan, PartsAreCombinedByAsManyWarpsAsTheyHave) {
   const auto combine_of = [](const std::string& text, const std::string& arch) {
     const KernelChoice kernel = kernels_of(text, arch).back();
     EXPECT_EQ(kernel.source.stem, "attention_combine");
     return kernel;
   };
   const std::string decode = "attention_fwd:b2:hq32:hkv4:sq1:sk65536:d128:bf16";
-  // The launch overlaps where kernels can wait for the one before them.
-  EXPECT_TRUE(combine_of(decode, "sm_90a").overlaps_previous);
-  EXPECT_FALSE(combine_of(decode, "sm_80").overlaps_previous);
   // A CTA for each row of many parts: 32 heads of 2 sequences.
   EXPECT_EQ(combine_of(decode, "sm_90a").grid[0], 64);
   // Four rows of few parts.

@@ -340,6 +340,7 @@ void add_key_kernel(const AttentionProblem& problem, const BackwardPlan& plan,
                                   plan.tile.num_n_blocks * num_pairs,
                                   plan.tiling->shape.num_threads(),
                                   plan.tiling->shape.shared_bytes()));
+    kernels.back().overlaps_previous = may_overlap(problem);
   } else {
     kernels.push_back(stream_kernel(problem, "attention_bwd_keys", keys_config(problem, plan),
                                     plan.stream.num_n_blocks * num_pairs * plan.keys.num_parts,
@@ -355,6 +356,7 @@ void add_last_kernels(const AttentionProblem& problem, const BackwardPlan& plan,
   if (problem.dq && (plan.sums_dq || problem.is_packed_q)) {
     kernels.push_back(strided_kernel(problem, "attention_bwd_convert",
                                      convert_config(problem, plan), num_row_blocks));
+    kernels.back().overlaps_previous = may_overlap(problem);
   }
   if (problem.wants_aux_gradient) {
     const std::string config =

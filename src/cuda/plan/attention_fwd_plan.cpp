@@ -215,12 +215,13 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
     kernels.push_back(tile_kernel(problem, "attention_fwd_portable", config, plan.num_ctas,
                                   plan.tiling.shape.num_threads(),
                                   plan.tiling.shape.shared_bytes()));
+    kernels.back().overlaps_previous = may_overlap(problem);
   }
   if (plan.num_splits > 1) {
     const int64_t columns = plan.num_v_parts * plan.tiling.shape.head_dim_v;
     kernels.push_back(tile_kernel(problem, "attention_combine", combine_config(problem, plan),
                                   plan.combine_ctas * problem.batch_size, 128, 3 * columns * 4));
-    kernels.back().overlaps_previous = problem.gpu->compute_capability >= 90;
+    kernels.back().overlaps_previous = may_overlap(problem);
   }
   if (problem.wants_weights) {
     kernels.push_back(

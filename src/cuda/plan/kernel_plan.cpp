@@ -35,6 +35,8 @@ WorkspaceRegion WorkspaceRegions::take(int64_t bytes) {
   return region;
 }
 
+bool may_overlap(const AttentionProblem& problem) { return problem.gpu->compute_capability >= 90; }
+
 KernelChoice tile_kernel(const AttentionProblem& problem, std::string stem, std::string config,
                          int64_t num_ctas, int64_t num_threads, int64_t shared_bytes) {
   constexpr int64_t kLargestGrid = (int64_t{1} << 31) - 1;

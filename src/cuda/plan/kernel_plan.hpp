@@ -20,6 +20,9 @@ class WorkspaceRegions {
   int64_t used_ = 0;
 };
 
+/// True when kernels can wait by themselves for the one in front of them.
+bool may_overlap(const AttentionProblem& problem);
+
 /// A kernel with a CTA for each piece of work.
 KernelChoice tile_kernel(const AttentionProblem& problem, std::string stem, std::string config,
                          int64_t num_ctas, int64_t num_threads, int64_t shared_bytes);

@@ -38,6 +38,7 @@ struct TileCopy {
   static constexpr int kChunks = kCols / kElements;
   static constexpr int kNumRows = kRows;
   static constexpr int kRowsAtOnce = kThreads / 8;
+  static constexpr int kSteps = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
 
   FLASHTILE_DEVICE static int first_row() { return fresh(thread_idx()) / 8; }
   FLASHTILE_DEVICE static int first_chunk() { return fresh(thread_idx()) % 8; }
@@ -68,29 +69,21 @@ struct TileCopy {
     }
   }
 
-  /// Starts copying all rows; `address(row)` gives where they are. Addresses of kAhead rows are
-  /// found before the first of them is used, which pays where they come from memory.
-  template <int kAhead = 1, class Address>
+  /// Starts copying all rows; `address(row, step)` gives where they are: a thread has a row in each
+  /// of kSteps steps.
+  template <class Address>
   FLASHTILE_DEVICE static void copy(uint32 tile, int num_cols, int64 element_stride,
                                     const Address& address) {
     const Place place(tile);
     FLASHTILE_UNROLL
-    for (int first = 0; first < kSteps; first += kAhead) {
-      const char* sources[kAhead];
-      FLASHTILE_UNROLL
-      for (int i = 0; i < kAhead && first + i < kSteps; ++i) {
-        const int row = place.row + (first + i) * kRowsAtOnce;
-        sources[i] = kIsEven || row < kRows ? address(row) : nullptr;
-      }
-      FLASHTILE_UNROLL
-      for (int i = 0; i < kAhead && first + i < kSteps; ++i) {
-        const int row = place.row + (first + i) * kRowsAtOnce;
-        if (!kIsEven && row >= kRows) break;
-        if constexpr (kStepsAreEven) {
-          copy_chunks<true>(place, first + i, sources[i] + place.chunk * 16, num_cols);
-        } else {
-          copy_row(tile, row, sources[i], num_cols, element_stride);
-        }
+    for (int step = 0; step < kSteps; ++step) {
+      const int row = place.row + step * kRowsAtOnce;
+      if (!kIsEven && row >= kRows) break;
+      const char* source = address(row, step);
+      if constexpr (kStepsAreEven) {
+        copy_chunks<true>(place, step, source + place.chunk * 16, num_cols);
+      } else {
+        copy_row(tile, row, source, num_cols, element_stride);
       }
     }
   }
@@ -122,7 +115,6 @@ struct TileCopy {
  private:
   /// From one of a thread's rows to the next, the place in a tile moves by a constant.
   static constexpr bool kStepsAreEven = kCopyBytes == 16 && kRowsAtOnce % 8 == 0;
-  static constexpr int kSteps = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
   static constexpr bool kIsEven = kRows % kRowsAtOnce == 0;
 
   /// What a thread copies: chunks `chunk`, chunk + 8, ... of rows `row`, row + kRowsAtOnce, ...

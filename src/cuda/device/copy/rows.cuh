@@ -38,9 +38,18 @@ struct KeyRows {
 
   FLASHTILE_DEVICE const char* row(int key) const {
     if constexpr (!kPaged) return data + key * row_stride;
+    return row_of(page_of(key), key);
+  }
+
+  /// Paged: what the table says of a key's page, and where the key lies in it.
+  FLASHTILE_DEVICE int page_of(int key) const {
     uint32 slot;
     const uint32 entry = divide(static_cast<uint32>(key + leftpad), page_size, slot);
-    const int page = load_global(reinterpret_cast<const int*>(table + entry * table_stride));
+    return load_global(reinterpret_cast<const int*>(table + entry * table_stride));
+  }
+  FLASHTILE_DEVICE const char* row_of(int page, int key) const {
+    uint32 slot;
+    divide(static_cast<uint32>(key + leftpad), page_size, slot);
     return data + clamp(page, 0, num_pages - 1) * page_stride + slot * row_stride;
   }
 };

@@ -63,6 +63,28 @@ FLASHTILE_DEVICE void store_float_pairs(const float (&acc)[kTilesM][kTilesV][4],
   }
 }
 
+/// Columns col to col + 3 of a row, of which `num_cols` are there. kIsVector: neighbours, and rows
+/// aligned to 8 bytes.
+template <Element element, bool kIsVector>
+FLASHTILE_DEVICE void store_quad(void* row, int col, int num_cols, int64 element_stride,
+                                 const float (&value)[4]) {
+  char* target = static_cast<char*>(row) + col * element_stride;
+  if (kIsVector && col + 4 <= num_cols) {
+    if constexpr (element == Element::kF32) {
+      *reinterpret_cast<FloatPair*>(target) = {value[0], value[1]};
+      *reinterpret_cast<FloatPair*>(target + 8) = {value[2], value[3]};
+    } else {
+      *reinterpret_cast<WordPair*>(target) = {pack<element>(value[0], value[1]),
+                                              pack<element>(value[2], value[3])};
+    }
+    return;
+  }
+  FLASHTILE_UNROLL
+  for (int e = 0; e < 4; ++e) {
+    if (col + e < num_cols) store_element<element>(target + e * element_stride, value[e]);
+  }
+}
+
 /// Puts 16-bit elements into a warp's own rows of a swizzled tile of kRows rows.
 template <Element element, int kRows, int kTilesM, int kTilesV>
 FLASHTILE_DEVICE void stage_rows(const float (&acc)[kTilesM][kTilesV][4], uint32 tile,

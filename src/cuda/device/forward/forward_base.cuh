@@ -69,6 +69,13 @@ struct ForwardBase {
   int warp_n;          ///< which share of each key block is the warp's
   uint32 shared;       ///< where shared memory begins
 
+  /// Few rows leave registers for the pages of the next block.
+  static constexpr bool kKeepsPages =
+      Config::kPaged && Config::kBlockM <= 16 && Config::kNumStages > 1 && Config::kChunk == 0;
+  static constexpr int kPageSteps =
+      kKeepsPages ? (Config::kBlockN * 8 + kThreads - 1) / kThreads : 1;
+  int pages[kPageSteps];
+
   Softmax softmax;
   float acc[kTilesM][kTilesV][4];
   float max_logit[kTilesM][2];
@@ -129,6 +136,19 @@ struct ForwardBase {
     return shared + static_cast<uint32>(kShape.ring_begin() + stage * kShape.stage_bytes());
   }
 
+  /// Asks for the pages of a thread's rows of the block that is copied next, so that they are there
+  /// when the copy begins.
+  FLASHTILE_DEVICE void find_pages(int n_block) {
+    if constexpr (kKeepsPages) {
+      if (!blocks.holds(n_block)) return;
+      FLASHTILE_UNROLL
+      for (int step = 0; step < kPageSteps; ++step) {
+        const int key = n_block * Config::kBlockN + thread_idx() / 8 + step * (kThreads / 8);
+        pages[step] = state().keys.page_of(clamp(key, blocks.key_begin, blocks.key_end - 1));
+      }
+    }
+  }
+
   /// Copies a key block's rows of keys or values; those that no query of the tile sees by position
   /// become zeros.
   template <class Copy>
@@ -142,9 +162,12 @@ struct ForwardBase {
     if (!is_whole) {
       Copy::copy_range(tile, num_cols, element_stride, blocks.key_begin - first_key,
                        blocks.key_end - first_key, address);
+    } else if constexpr (kKeepsPages) {
+      Copy::copy(tile, num_cols, element_stride, [&](int row, int step) {
+        return from.row_of(pages[step], first_key + row) + skipped;
+      });
     } else if constexpr (Config::kPaged) {
-      // Few rows leave registers for several addresses.
-      Copy::template copy<(Config::kBlockM <= 16 ? 4 : 1)>(tile, num_cols, element_stride, address);
+      Copy::copy(tile, num_cols, element_stride, [&](int row, int) { return address(row); });
     } else {
       Copy::copy_strided(tile, num_cols, element_stride, address(Copy::first_row()),
                          from.row_stride);

@@ -35,64 +35,6 @@ struct ForwardFinish {
     return log2_approx(x) * kLn2;
   }
 
-  /// Sums the states of warps that share rows into the first of them; the others hold nothing then.
-  FLASHTILE_DEVICE static void merge(Work& work) {
-    constexpr int kBlockM = Config::kBlockM;
-    char* memory = shared_memory() + Work::kShape.ring_begin();
-    float* references = reinterpret_cast<float*>(memory);
-    float* sums = references + (Config::kWarpsN - 1) * kBlockM;
-    float* rows_of_others = sums + (Config::kWarpsN - 1) * kBlockM;
-    const int place = lane_idx() % 4 * 2;
-    if (work.warp_n > 0) {
-      const int other = work.warp_n - 1;
-      for_each_row<kTilesM>(work.first_warp_row, [&](int m, int half, int row) {
-        if (place == 0) {
-          references[other * kBlockM + row] = work.softmax.reference[m][half];
-          sums[other * kBlockM + row] = work.softmax.sum[m][half];
-        }
-        float* target = rows_of_others + (other * kBlockM + row) * Config::kHeadDimV + place;
-        FLASHTILE_UNROLL
-        for (int v = 0; v < kTilesV; ++v) {
-          target[v * 8] = work.acc[m][v][half * 2];
-          target[v * 8 + 1] = work.acc[m][v][half * 2 + 1];
-        }
-      });
-    }
-    sync_cta();
-    if (work.warp_n > 0) return;
-    for_each_row<kTilesM>(work.first_warp_row, [&](int m, int half, int row) {
-      float highest = work.softmax.reference[m][half];
-      FLASHTILE_UNROLL
-      for (int other = 0; other < Config::kWarpsN - 1; ++other) {
-        highest = larger(highest, references[other * kBlockM + row]);
-      }
-      const float base = highest == -infinity() ? 0.0f : highest;
-      const auto factor_of = [&](float reference) {
-        return exp2_approx((reference - base) * work.softmax.scale);
-      };
-      const float own = factor_of(work.softmax.reference[m][half]);
-      float sum = work.softmax.sum[m][half] * own;
-      FLASHTILE_UNROLL
-      for (int v = 0; v < kTilesV; ++v) {
-        work.acc[m][v][half * 2] *= own;
-        work.acc[m][v][half * 2 + 1] *= own;
-      }
-      FLASHTILE_UNROLL
-      for (int other = 0; other < Config::kWarpsN - 1; ++other) {
-        const float factor = factor_of(references[other * kBlockM + row]);
-        sum += sums[other * kBlockM + row] * factor;
-        const float* source = rows_of_others + (other * kBlockM + row) * Config::kHeadDimV + place;
-        FLASHTILE_UNROLL
-        for (int v = 0; v < kTilesV; ++v) {
-          work.acc[m][v][half * 2] += source[v * 8] * factor;
-          work.acc[m][v][half * 2 + 1] += source[v * 8 + 1] * factor;
-        }
-      }
-      work.softmax.reference[m][half] = highest;
-      work.softmax.sum[m][half] = sum;
-    });
-  }
-
   /// The highest logit of each row that is there, into its head's.
   FLASHTILE_DEVICE static void write_max_logit(const Work& work) {
     for_each_row<kTilesM>(work.first_warp_row, [&](int m, int half, int row) {
@@ -108,70 +50,186 @@ struct ForwardFinish {
     });
   }
 
-  /// Divides rows by their sums and writes lse. A split leaves the sink to those who combine.
-  FLASHTILE_DEVICE static void normalize(Work& work) {
+  /// What a row's sum of values is multiplied by, and its lse.
+  struct RowEnd {
+    float factor, lse;
+  };
+
+  /// From a row's reference and its sum of weights. A split leaves the sink to those who combine.
+  FLASHTILE_DEVICE static RowEnd end_row(const Work& work, int row, float logit_reference,
+                                         float weight_sum) {
+    const AttentionParams& params = work.params;
+    const float reference = logit_reference * natural(work);
+    float highest = reference;
+    float sink = -infinity();
+    if constexpr (!Config::kIsSplit) {
+      if (params.sink.data != nullptr) {
+        sink = load_global(
+            reinterpret_cast<const float*>(reinterpret_cast<const char*>(params.sink.data) +
+                                           work.rows.head_of(row) * params.sink.head_stride));
+        highest = larger(highest, sink);
+      }
+    }
+    const float base = highest == -infinity() ? 0.0f : highest;
+    const float own = exp2_approx((reference - base) * kLog2e);
+    const float sum = weight_sum * own + exp2_approx((sink - base) * kLog2e);
+    // A row that sees nothing has the sum 0 and gives 0.
+    float factor = sum == 0.0f ? 0.0f : divide(own, sum);
+    if constexpr (Config::kHasDropout) factor *= params.dropout.gain;
+    return {factor, sum == 0.0f ? -infinity() : base + logarithm(sum)};
+  }
+
+  /// Of a row that is there, by one lane.
+  FLASHTILE_DEVICE static void write_lse(const Work& work, int row, float lse) {
     const AttentionParams& params = work.params;
     const Tile& tile = Work::state().tile;
+    if (tile.v_part != 0) return;
+    const int q_idx = work.rows.q_idx(row);
+    const int head = work.rows.head_of(row);
+    if constexpr (Config::kIsSplit) {
+      const int64 num_rows = params.lengths.total_q * params.num_heads;
+      params.grid
+          .partial_lse[tile.split_idx * num_rows + flat_row(params, work.sequence, q_idx, head)] =
+          lse;
+    } else if (params.lse.data != nullptr) {
+      *query_scalar(params.lse, work.sequence, q_idx, head) = lse;
+    }
+  }
+
+  /// Where the columns of a split's part of a row begin.
+  FLASHTILE_DEVICE static float* partial_row(const Work& work, int row) {
+    const AttentionParams& params = work.params;
+    // Rows of all parts side by side, so that each is aligned.
+    const int64 row_floats = static_cast<int64>(params.grid.num_v_parts) * Config::kHeadDimV;
+    const int64 num_rows = params.lengths.total_q * params.num_heads;
+    const int64 flat =
+        flat_row(params, work.sequence, work.rows.q_idx(row), work.rows.head_of(row));
+    return params.grid.partial_out + (Work::state().tile.split_idx * num_rows + flat) * row_floats +
+           work.first_value_column();
+  }
+
+  FLASHTILE_DEVICE static char* out_row(const Work& work, int row) {
+    const AttentionParams& params = work.params;
+    return query_row(params.out, work.sequence, work.rows.q_idx(row), work.rows.head_of(row)) +
+           work.first_value_column() * params.out.element_stride;
+  }
+
+  // ---- Warps that divided the keys
+
+  /// A number of each warp and row, and its sums of values.
+  FLASHTILE_DEVICE static uint32 number_address(const Work& work, int warp_n, int row) {
+    return work.shared +
+           static_cast<uint32>(Work::kShape.ring_begin() + (warp_n * Config::kBlockM + row) * 8);
+  }
+  FLASHTILE_DEVICE static uint32 sums_address(const Work& work, int warp_n, int row) {
+    return number_address(work, Config::kWarpsN, 0) +
+           static_cast<uint32>((warp_n * Config::kBlockM + row) * Work::kShape.merge_pitch() * 4);
+  }
+
+  /// Leaves what the warp has of its rows for all to see.
+  FLASHTILE_DEVICE static void publish(const Work& work) {
+    const int place = lane_idx() % 4 * 2;
     for_each_row<kTilesM>(work.first_warp_row, [&](int m, int half, int row) {
-      const float reference = work.softmax.reference[m][half] * natural(work);
-      float highest = reference;
-      float sink = -infinity();
-      if constexpr (!Config::kIsSplit) {
-        if (params.sink.data != nullptr) {
-          sink = load_global(
-              reinterpret_cast<const float*>(reinterpret_cast<const char*>(params.sink.data) +
-                                             work.rows.head_of(row) * params.sink.head_stride));
-          highest = larger(highest, sink);
-        }
+      if (!work.rows.is_there(row)) return;
+      if (place == 0) {
+        store_shared(number_address(work, work.warp_n, row),
+                     FloatPair{work.softmax.reference[m][half], work.softmax.sum[m][half]});
       }
-      const float base = highest == -infinity() ? 0.0f : highest;
-      const float own = exp2_approx((reference - base) * kLog2e);
-      const float sum = work.softmax.sum[m][half] * own + exp2_approx((sink - base) * kLog2e);
-      // A row that sees nothing has the sum 0 and gives 0.
-      float factor = sum == 0.0f ? 0.0f : divide(own, sum);
-      if constexpr (Config::kHasDropout) factor *= params.dropout.gain;
+      const uint32 target = sums_address(work, work.warp_n, row) + static_cast<uint32>(place * 4);
       FLASHTILE_UNROLL
       for (int v = 0; v < kTilesV; ++v) {
-        work.acc[m][v][half * 2] *= factor;
-        work.acc[m][v][half * 2 + 1] *= factor;
+        store_shared(target + static_cast<uint32>(v * 32),
+                     FloatPair{work.acc[m][v][half * 2], work.acc[m][v][half * 2 + 1]});
       }
-      if (lane_idx() % 4 != 0 || !work.rows.is_there(row) || tile.v_part != 0) return;
-      if (Config::kSharesWeights && work.warp_n > 0) return;
-      const float lse = sum == 0.0f ? -infinity() : base + logarithm(sum);
-      const int q_idx = work.rows.q_idx(row);
-      const int head = work.rows.head_of(row);
+    });
+  }
+
+  /// A row of all warps, by one of them: lanes are columns.
+  FLASHTILE_DEVICE static void merge_row(const Work& work, int row) {
+    constexpr int kParts = Config::kWarpsN;
+    float factors[kParts];
+    float sums[kParts];
+    float highest = -infinity();
+    FLASHTILE_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      const FloatPair numbers = load_shared_pair(number_address(work, part, row));
+      factors[part] = numbers.x;
+      sums[part] = numbers.y;
+      highest = larger(highest, numbers.x);
+    }
+    const float base = highest == -infinity() ? 0.0f : highest;
+    float sum = 0.0f;
+    FLASHTILE_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      factors[part] = exp2_approx((factors[part] - base) * work.softmax.scale);
+      sum += sums[part] * factors[part];
+    }
+    const RowEnd end = end_row(work, row, highest, sum);
+    if (lane_idx() == 0) write_lse(work, row, end.lse);
+    FLASHTILE_UNROLL
+    for (int first = 0; first < Config::kHeadDimV; first += 4 * kWarpSize) {
+      const int col = first + lane_idx() * 4;
+      if (col >= Config::kHeadDimV) break;
+      float total[4] = {};
+      FLASHTILE_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        float values[4];
+        load_shared(values, sums_address(work, part, row) + static_cast<uint32>(col * 4));
+        FLASHTILE_UNROLL
+        for (int e = 0; e < 4; ++e) total[e] += values[e] * factors[part];
+      }
+      FLASHTILE_UNROLL
+      for (int e = 0; e < 4; ++e) total[e] *= end.factor;
       if constexpr (Config::kIsSplit) {
-        const int64 num_rows = params.lengths.total_q * params.num_heads;
-        params.grid
-            .partial_lse[tile.split_idx * num_rows + flat_row(params, work.sequence, q_idx, head)] =
-            lse;
-      } else if (params.lse.data != nullptr) {
-        *query_scalar(params.lse, work.sequence, q_idx, head) = lse;
+        store_quad<Element::kF32, true>(partial_row(work, row), col, Config::kHeadDimV, 4, total);
+      } else {
+        store_quad<Config::kOutElement, Config::kStoreVectors>(
+            out_row(work, row), col, work.num_value_columns(), work.params.out.element_stride,
+            total);
       }
+    }
+  }
+
+  FLASHTILE_DEVICE static void merge(const Work& work) {
+    publish(work);
+    sync_cta();
+    FLASHTILE_NO_UNROLL
+    for (int row = warp_idx(); row < Config::kBlockM; row += Work::kThreads / kWarpSize) {
+      if (work.rows.is_there(row)) merge_row(work, row);
+    }
+  }
+
+  // ---- Warps that have seen all keys
+
+  /// Divides rows by their sums and writes lse.
+  FLASHTILE_DEVICE static void normalize(Work& work) {
+    for_each_row<kTilesM>(work.first_warp_row, [&](int m, int half, int row) {
+      const RowEnd end =
+          end_row(work, row, work.softmax.reference[m][half], work.softmax.sum[m][half]);
+      FLASHTILE_UNROLL
+      for (int v = 0; v < kTilesV; ++v) {
+        work.acc[m][v][half * 2] *= end.factor;
+        work.acc[m][v][half * 2 + 1] *= end.factor;
+      }
+      if (lane_idx() % 4 != 0 || !work.rows.is_there(row)) return;
+      if (Config::kSharesWeights && work.warp_n > 0) return;
+      write_lse(work, row, end.lse);
     });
   }
 
   FLASHTILE_DEVICE static void store(const Work& work) {
     const AttentionParams& params = work.params;
-    const int first_col = work.first_value_column() + work.first_own_column();
+    const int first_col = work.first_own_column();
     if constexpr (Config::kIsSplit) {
-      // Rows of all parts side by side, so that each is aligned.
-      const int64 row_floats = static_cast<int64>(params.grid.num_v_parts) * Config::kHeadDimV;
-      const int64 num_rows = params.lengths.total_q * params.num_heads;
-      float* split_rows =
-          params.grid.partial_out + Work::state().tile.split_idx * num_rows * row_floats;
-      store_float_pairs(
-          work.acc, work.first_warp_row, work.num_own_columns(), [&](int row) -> char* {
-            if (!work.rows.is_there(row)) return nullptr;
-            const int64 flat =
-                flat_row(params, work.sequence, work.rows.q_idx(row), work.rows.head_of(row));
-            return reinterpret_cast<char*>(split_rows + flat * row_floats + first_col);
-          });
+      store_float_pairs(work.acc, work.first_warp_row, work.num_own_columns(),
+                        [&](int row) -> char* {
+                          if (!work.rows.is_there(row)) return nullptr;
+                          return reinterpret_cast<char*>(partial_row(work, row) + first_col);
+                        });
     } else {
       const auto address = [&](int row) -> char* {
         if (!work.rows.is_there(row)) return nullptr;
-        return query_row(params.out, work.sequence, work.rows.q_idx(row), work.rows.head_of(row)) +
-               first_col * params.out.element_stride;
+        return out_row(work, row) + first_col * params.out.element_stride;
       };
       if constexpr (!Config::kStoreVectors) {
         store_elements<Config::kOutElement>(work.acc, work.first_warp_row, work.num_own_columns(),
@@ -198,14 +256,13 @@ struct ForwardFinish {
     if constexpr (Config::kWantsMaxLogit) {
       if (Work::state().tile.v_part == 0) write_max_logit(work);
     }
-    if constexpr (Config::kSharesWeights) {
-      work.share_sums();
-    } else if constexpr (Config::kWarpsN > 1) {
+    if constexpr (Config::kWarpsN > 1 && !Config::kSharesWeights) {
       merge(work);
-      if (work.warp_n > 0) return;
+    } else {
+      if constexpr (Config::kSharesWeights) work.share_sums();
+      normalize(work);
+      store(work);
     }
-    normalize(work);
-    store(work);
   }
 };
 

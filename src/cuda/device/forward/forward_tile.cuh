@@ -51,7 +51,7 @@ struct ForwardTile : ForwardBase<Config> {
   using Base::Base;
 
   FLASHTILE_DEVICE void load_queries() {
-    const auto address = [&](int row) {
+    const auto address = [&](int row, int /*step*/ = 0) {
       return query_row(params.q, sequence, rows.q_idx(row), rows.head_of(row));
     };
     if (!Config::kPackHeads && rows.is_there(Config::kBlockM - 1)) {
@@ -236,11 +236,13 @@ struct ForwardTile : ForwardBase<Config> {
     copy_async_commit();
     int loading = blocks.before(blocks.end);
     int n_block = loading;
+    this->find_pages(loading);
     const auto load_next = [&](int stage) {
       if (blocks.holds(loading)) {
         load_keys(loading, stage);
         load_values(loading, stage);
         loading = blocks.before(loading);
+        this->find_pages(loading);
       }
       copy_async_commit();
     };

@@ -61,7 +61,7 @@ struct ForwardWide : ForwardBase<Config> {
   FLASHTILE_DEVICE void load_chunk(int n_block, int chunk, uint32 tile) {
     const int first_col = chunk * kChunk;
     const int64 skipped = first_col * params.q.element_stride;
-    QueryCopy::copy(tile, params.head_dim - first_col, params.q.element_stride, [&](int row) {
+    QueryCopy::copy(tile, params.head_dim - first_col, params.q.element_stride, [&](int row, int) {
       return query_row(params.q, sequence, rows.q_idx(row), rows.head_of(row)) + skipped;
     });
     this->template load_rows<KeyCopy>(state().keys, n_block, tile + QueryTile::kBytes, first_col,

@@ -89,6 +89,7 @@ struct BackwardConvert {
 FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BackwardConvert<Config>::kThreads, 4)
     attention_bwd_convert(FLASHTILE_PARAMETER flashtile::device::AttentionParams params,
                           FLASHTILE_PARAMETER flashtile::device::BackwardParams backward) {
+  flashtile::device::wait_for_previous_grid();
   const flashtile::device::BackwardConvert<Config> kernel{params, backward};
   kernel.run();
 }

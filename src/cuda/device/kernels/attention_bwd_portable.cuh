@@ -13,7 +13,11 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BackwardTile<Config>
                            FLASHTILE_PARAMETER flashtile::device::BackwardParams backward) {
   using namespace flashtile::device;
   using Work = BackwardTile<Config>;
+  // Its place is found before the kernel in front has ended.
+  start_next_grid();
+  if (place_is_read<Config>(params.lengths)) wait_for_previous_grid();
   if (thread_idx() == 0) Work::state().find(params, user, backward, cta_idx());
+  wait_for_previous_grid();
   sync_cta();
   if (Work::state().num_keys == 0) return;
   Work work(params, user, backward);

@@ -227,6 +227,7 @@ struct BackwardPrepare {
 FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BackwardPrepare<Config>::kThreads, 4)
     attention_bwd_prepare(FLASHTILE_PARAMETER flashtile::device::AttentionParams params,
                           FLASHTILE_PARAMETER flashtile::device::BackwardParams backward) {
+  flashtile::device::start_next_grid();
   const flashtile::device::BackwardPrepare<Config> kernel{params, backward};
   kernel.run();
 }

@@ -8,7 +8,8 @@
 // partial_out (split, total_q, heads, parts of head_dim_v); partial_lse (split, total_q, heads).
 // A row of few splits is a warp's, one of many the whole CTA's, whose warps take splits in turns;
 // lanes are the columns. What is waited for is memory: parts of several splits are asked for at
-// once. The order of sums is fixed, so that the result is the same in every run.
+// once, the first of them before their weights are known. The order of sums is fixed, so that the
+// result is the same in every run.
 #pragma once
 
 #include "cuda/device/copy/rows.cuh"
@@ -65,32 +66,39 @@ struct Combine {
     sum += exp2_approx((sink - base) * kLog2e);
   }
 
-  /// Adds the weighed parts of splits first, first + 1, ... kAhead - 1.
-  FLASHTILE_DEVICE void add_parts(float (&acc)[kPerLane][4], int first, int64 flat,
-                                  float base) const {
-    const int last = params.grid.num_splits - 1;
+  /// Some splits' parts of a row.
+  struct Parts {
     float lse[kAhead];
-    float parts[kAhead][kPerLane][4];
+    float columns[kAhead][kPerLane][4];
+  };
+
+  /// Of splits first, first + 1, ... kAhead - 1; the last one stands for those that are not there.
+  FLASHTILE_DEVICE void load_parts(Parts& parts, int first, int64 flat) const {
+    const int last = params.grid.num_splits - 1;
     FLASHTILE_UNROLL
     for (int s = 0; s < kAhead; ++s) {
       const int split = first + s < last ? first + s : last;
-      lse[s] = partial_lse(split, flat);
+      parts.lse[s] = partial_lse(split, flat);
       const float* row = params.grid.partial_out + (split * num_rows + flat) * kColumns;
       FLASHTILE_UNROLL
       for (int i = 0; i < kPerLane; ++i) {
         const int col = (i * kWarpSize + lane_idx()) * 4;
-        load_written(parts[s][i], row + (col < kColumns ? col : 0));
+        load_written(parts.columns[s][i], row + (col < kColumns ? col : 0));
       }
     }
+  }
+
+  FLASHTILE_DEVICE void add_parts(float (&acc)[kPerLane][4], const Parts& parts, int first,
+                                  float base) const {
     FLASHTILE_UNROLL
     for (int s = 0; s < kAhead; ++s) {
       // A part that has seen nothing, or is not there, is passed over; NaN is neither.
-      if (first + s > last || lse[s] == -infinity()) continue;
-      const float weight = exp2_approx((lse[s] - base) * kLog2e);
+      if (first + s >= params.grid.num_splits || parts.lse[s] == -infinity()) continue;
+      const float weight = exp2_approx((parts.lse[s] - base) * kLog2e);
       FLASHTILE_UNROLL
       for (int i = 0; i < kPerLane; ++i) {
         FLASHTILE_UNROLL
-        for (int e = 0; e < 4; ++e) acc[i][e] += weight * parts[s][i][e];
+        for (int e = 0; e < 4; ++e) acc[i][e] += weight * parts.columns[s][i][e];
       }
     }
   }
@@ -129,14 +137,18 @@ struct Combine {
   FLASHTILE_DEVICE void combine_row(const Sequence& sequence, int q_idx, int head) const {
     const bool is_shared = params.grid.combine_warps > 1;
     const int64 flat = flat_row(params, sequence, q_idx, head);
+    const int step = is_shared ? kWarps * kAhead : kAhead;
+    int first = is_shared ? warp_idx() * kAhead : 0;
+    Parts parts;
+    load_parts(parts, first, flat);
     float base, sum;
     sum_weights(flat, sink_of(head), base, sum);
     float acc[kPerLane][4] = {};
-    const int step = is_shared ? kWarps * kAhead : kAhead;
+    add_parts(acc, parts, first, base);
     FLASHTILE_NO_UNROLL
-    for (int first = is_shared ? warp_idx() * kAhead : 0; first < params.grid.num_splits;
-         first += step) {
-      add_parts(acc, first, flat, base);
+    for (first += step; first < params.grid.num_splits; first += step) {
+      load_parts(parts, first, flat);
+      add_parts(acc, parts, first, base);
     }
     if (is_shared) {
       merge(acc);
@@ -165,12 +177,15 @@ struct Combine {
   FLASHTILE_DEVICE void run(int64 cta) const {
     const int ctas_per_sequence = params.grid.combine_ctas;
     const int rows_at_once = kWarps / params.grid.combine_warps;
-    const Sequence sequence = load_sequence(params, static_cast<int>(cta / ctas_per_sequence));
+    const int batch_idx = static_cast<int>(cta / ctas_per_sequence);
     const int64 first =
         cta % ctas_per_sequence * rows_at_once + (rows_at_once > 1 ? warp_idx() : 0);
     const int64 step = static_cast<int64>(ctas_per_sequence) * rows_at_once;
-    const int64 count = static_cast<int64>(sequence.seqlen_q) * params.num_heads;
     wait_for_previous_grid();
+    // Not before: the multiprocessors are free now for the CTAs of a next call.
+    start_next_grid();
+    const Sequence sequence = load_sequence(params, batch_idx);
+    const int64 count = static_cast<int64>(sequence.seqlen_q) * params.num_heads;
     for (int64 row = first; row < count; row += step) {
       combine_row(sequence, static_cast<int>(row / params.num_heads),
                   static_cast<int>(row % params.num_heads));

@@ -69,9 +69,11 @@ struct ForwardShape {
     return queries > result_bytes() ? queries : result_bytes();
   }
   constexpr int ring_begin() const { return query_bytes(); }
-  /// The merging of warps that divide keys takes the place of the stages.
+  /// The merging of warps that divide keys takes the place of the stages: two numbers of each warp
+  /// and row, then its sums of values, rows of neighbours in other banks.
+  constexpr int merge_pitch() const { return head_dim_v + 8; }
   constexpr int merge_bytes() const {
-    return shares_weights ? 0 : (warps_n - 1) * block_m * (head_dim_v + 2) * 4;
+    return shares_weights || warps_n == 1 ? 0 : warps_n * block_m * (merge_pitch() + 2) * 4;
   }
   constexpr int ring_bytes() const {
     int bytes = num_stages * stage_bytes();

@@ -86,6 +86,9 @@ struct alignas(16) Vector4 {
 struct alignas(8) FloatPair {
   float x, y;
 };
+struct alignas(8) WordPair {
+  uint32 x, y;
+};
 
 FLASHTILE_DEVICE FloatPair load_shared_pair(uint32 address) {
   FloatPair value;
@@ -115,6 +118,11 @@ FLASHTILE_DEVICE Vector4 load_shared_vector(uint32 address) {
 
 FLASHTILE_DEVICE void store_shared(uint32 address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
+FLASHTILE_DEVICE void store_shared(uint32 address, const FloatPair& value) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y)
+               : "memory");
 }
 
 FLASHTILE_DEVICE void store_shared(uint32 address, uint32 value) {

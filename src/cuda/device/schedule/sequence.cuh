@@ -50,6 +50,12 @@ FLASHTILE_DEVICE int load_new_keys(const LengthsParam& lengths, int batch_idx, i
   return count;
 }
 
+/// True when device memory says where a sequence lies, or how long it is.
+FLASHTILE_DEVICE bool reads_lengths(const LengthsParam& lengths) {
+  return lengths.cu_seqlens_q.data || lengths.cu_seqlens_k.data || lengths.seqused_k.data ||
+         lengths.leftpad_k.data || lengths.cache_batch_idx.data;
+}
+
 /// kHasLengths: device memory may say which rows a sequence has.
 template <bool kHasLengths = true>
 FLASHTILE_DEVICE Sequence load_sequence(const LengthsParam& lengths, const PositionParam& position,

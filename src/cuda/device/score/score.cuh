@@ -44,6 +44,12 @@ FLASHTILE_DEVICE variant::PositionMask find_position_mask(
   return position;
 }
 
+/// True when what a CTA works on is in memory that a kernel before may have written.
+template <class Config>
+FLASHTILE_DEVICE bool place_is_read(const LengthsParam& lengths) {
+  return Config::Expressions::kHasLower || Config::Expressions::kHasUpper || reads_lengths(lengths);
+}
+
 /// tanh(x) for |x| up to kSmallTanh; relative error 5e-7.
 constexpr float kSmallTanh = 0.7f;
 FLASHTILE_DEVICE float tanh_of_small(float x) {

@@ -75,6 +75,9 @@ struct alignas(16) Vector4 {
 struct alignas(8) FloatPair {
   float x, y;
 };
+struct alignas(8) WordPair {
+  uint32 x, y;
+};
 inline FloatPair load_shared_pair(uint32 address) { return shared_value<FloatPair>(address); }
 
 inline float load_shared(uint32 address) { return shared_value<float>(address); }
@@ -85,6 +88,9 @@ inline void load_shared(float (&value)[4], uint32 address) {
 inline Vector4 load_shared_vector(uint32 address) { return shared_value<Vector4>(address); }
 inline void store_shared(uint32 address, float value) { set_shared_value(address, value); }
 inline void store_shared(uint32 address, uint32 value) { set_shared_value(address, value); }
+inline void store_shared(uint32 address, const FloatPair& value) {
+  set_shared_value(address, value);
+}
 inline void store_shared(uint32 address, const Vector4& value) { set_shared_value(address, value); }
 
 /// As the instruction does it: by the rows' addresses. `own` must agree with them.
