@@ -13,6 +13,7 @@
 #include "cpu/cpu_info.hpp"
 #include "cpu/recurrent_call.hpp"
 #include "cpu/scalar_decay_call.hpp"
+#include "cpu/scan_call.hpp"
 #include "ops/linear/implementation.hpp"
 
 namespace flashtile {
@@ -158,11 +159,11 @@ std::vector<MergeImplementation> cpu_merge_implementations() {
   return cpu::merge_list(std::make_index_sequence<cpu::kNumEntries>());
 }
 
-std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily family, LinearPass pass) {
+std::vector<LinearImplementation> cpu_linear_implementations(const LinearOp& op, LinearPass pass) {
   using namespace cpu;
   const auto entries = std::make_index_sequence<kNumEntries>();
   const bool is_backward = pass == LinearPass::kBackward;
-  switch (family) {
+  switch (op.family) {
     case LinearFamily::kScalarDecay:
       return is_backward ? linear_list<plan_scalar_decay_bwd, launch_scalar_decay_bwd>(entries)
                          : linear_list<plan_scalar_decay_fwd, launch_scalar_decay_fwd>(entries);
@@ -172,6 +173,10 @@ std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily family
     case LinearFamily::kDelta:
       return is_backward ? linear_list<plan_delta_bwd, launch_delta_bwd>(entries)
                          : linear_list<plan_recurrent_fwd, launch_recurrent_fwd>(entries);
+    case LinearFamily::kScan:
+      if (!has_scan_kernels(op)) return {};
+      return is_backward ? linear_list<plan_scan_bwd, launch_scan_bwd>(entries)
+                         : linear_list<plan_scan_fwd, launch_scan_fwd>(entries);
     default:
       return {};
   }

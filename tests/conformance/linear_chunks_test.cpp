@@ -49,6 +49,13 @@ constexpr const char* kProblems[] = {
     "kda_bwd:b2:hq2:t97:d33:dv70:initial_state:dfinal_state",
     "rwkv7_bwd:b1:hq2:t97:d70:dv33:initial_state:dfinal_state",
     "iplr_delta_rule_bwd:b1:hq2:t70:d24:dv40",
+    "hgrn_fwd:b2:c13:t97:initial_state:final_state:bf16",
+    "hgrn_bwd:b2:c130:t97:initial_state:dfinal_state",
+    "mamba1_fwd:b2:c96:num_groups=2:t97:d16:D:dt_bias:z:dt_softplus:initial_state:final_state",
+    "mamba1_bwd:b2:c200:num_groups=2:t97:d16:D:dt_bias:z:dt_softplus:initial_state:dfinal_state",
+    "mamba1_bwd:c5:num_groups=1:cu_seqlens={0,40,40,141}:d3:f16",
+    "rwkv4_fwd:b2:c70:t97:initial_state:final_state:f16",
+    "rwkv4_bwd:b2:c70:t97:initial_state:dfinal_state",
 };
 INSTANTIATE_TEST_SUITE_P(Problems, LinearChunkProblems, testing::ValuesIn(kProblems),
                          [](const testing::TestParamInfo<const char*>& test) {

@@ -8,6 +8,8 @@
 #include "cpu/kernels/recurrent_bwd.hpp"
 #include "cpu/kernels/scalar_decay_bwd.hpp"
 #include "cpu/kernels/scalar_decay_fwd.hpp"
+#include "cpu/kernels/scan.hpp"
+#include "cpu/kernels/selective_scan.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
@@ -43,18 +45,31 @@ inline constexpr RecurrentKernels kRecurrentKernels = {
     {delta_bwd_scratch_bytes, delta_values_forward, delta_values_backward, delta_keys_forward,
      delta_state_dots, delta_keys_backward, delta_finish_state, delta_finish_keys}};
 
+inline constexpr ScanKernels kHgrnKernels = {hgrn_fwd_scratch_bytes, hgrn_fwd_chunk,
+                                             hgrn_bwd_scratch_bytes, hgrn_bwd_chunk};
+inline constexpr ScanKernels kMamba1Kernels = {mamba1_fwd_scratch_bytes, mamba1_fwd_chunk,
+                                               mamba1_bwd_scratch_bytes, mamba1_bwd_chunk};
+inline constexpr ScanKernels kRwkv4Kernels = {rwkv4_fwd_scratch_bytes, rwkv4_fwd_chunk,
+                                              rwkv4_bwd_scratch_bytes, rwkv4_bwd_chunk};
+
 /// Where a result is rounded to 16 bits the cheaper exponential is exact enough.
 #if defined(__AVX512BF16__)
 constexpr LinearKernels kLinearKernels = {
     {scalar_decay_state_ld, scalar_decay_dk_ld, scalar_decay_operand_kernels<FloatOperands, Exp2>(),
      scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>()},
-    kRecurrentKernels};
+    kRecurrentKernels,
+    kHgrnKernels,
+    kMamba1Kernels,
+    kRwkv4Kernels};
 #else
 constexpr LinearKernels kLinearKernels = {{scalar_decay_state_ld,
                                            scalar_decay_dk_ld,
                                            scalar_decay_operand_kernels<FloatOperands, Exp2>(),
                                            {}},
-                                          kRecurrentKernels};
+                                          kRecurrentKernels,
+                                          kHgrnKernels,
+                                          kMamba1Kernels,
+                                          kRwkv4Kernels};
 #endif
 
 const LinearKernels& linear_kernels() { return kLinearKernels; }

@@ -5,12 +5,14 @@
 
 #include "cpu/kernels/recurrent_types.hpp"
 #include "cpu/kernels/scalar_decay_types.hpp"
+#include "cpu/kernels/scan_types.hpp"
 
 namespace flashtile::cpu {
 
 struct LinearKernels {
   ScalarDecayKernels scalar_decay;
   RecurrentKernels recurrent;
+  ScanKernels hgrn, mamba1, rwkv4;
 };
 
 // One for each instruction set that this build has; see src/cpu/registry.cpp.

@@ -35,6 +35,6 @@ void launch_step(const LinearImplementation& forward, const LinearProblem& probl
                  const LinearArgs& args, const Context& context);
 
 /// The CPU backend's implementations that this machine can run, best first (src/cpu).
-std::vector<LinearImplementation> cpu_linear_implementations(LinearFamily family, LinearPass pass);
+std::vector<LinearImplementation> cpu_linear_implementations(const LinearOp& op, LinearPass pass);
 
 }  // namespace flashtile
