@@ -18,8 +18,8 @@ import subprocess
 
 import torch
 
-from cpu_peers import (DTYPES, ROOT, Library, clock_of, interleaved, machine, parser_of,
-                       write_lines)
+from cpu_bench import ROOT, clock_of, machine, parser_of, write_lines
+from cpu_peers import DTYPES, Library, interleaved
 
 CHUNK = 64
 

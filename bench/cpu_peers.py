@@ -12,22 +12,17 @@ machine changes little; with more it is wall time. One JSON line a point, the fi
 the machine and the commit. bench/plot_cpu_peers.py draws them.
 """
 
-import argparse
 import ctypes
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
 
-ROOT = Path(__file__).resolve().parent.parent
+from cpu_bench import ROOT, clock_of, machine, parser_of, write_lines
+
 DTYPES = {torch.float32: ("f32", 1), torch.float16: ("f16", 2), torch.bfloat16: ("bf16", 3)}
 NAMES = {name: dtype for dtype, (name, _) in DTYPES.items()}
 LIMITS = {"f32": 1e-4, "f16": 1e-2, "bf16": 4e-2}  # of results' difference, of the largest one
@@ -269,42 +264,6 @@ def interleaved(functions, clock, rounds):
             function()
             samples[name].append(1e3 * (clock() - begin))
     return {name: (statistics.median(s), min(s), max(s)) for name, s in samples.items()}
-
-
-def parser_of(doc):
-    """The arguments that each of these benches has."""
-    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument("--build", default="build/release")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
-    return parser
-
-
-def clock_of(arguments):
-    return time.process_time if arguments.threads == 1 else time.perf_counter
-
-
-def write_lines(arguments, lines):
-    if arguments.out:
-        Path(arguments.out).write_text("".join(json.dumps(line) + "\n" for line in lines),
-                                       encoding="ascii")
-
-
-def machine(arguments):
-    model = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo", encoding="ascii")
-                  if line.startswith("model name")), platform.processor())
-    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], text=True,
-                            capture_output=True, check=False).stdout.strip()
-    versions = {}
-    for package in ("torch", "jax", "onnxruntime", "openvino"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return {"cpu": model, "threads": arguments.threads, "versions": versions, "commit": commit,
-            "date": time.strftime("%Y-%m-%d"), "load": round(os.getloadavg()[0], 1),
-            "clock": "process time" if arguments.threads == 1 else "wall"}
 
 
 def points_of(part):

@@ -102,7 +102,12 @@ int num_workers_of(const Context& context) {
 
 Context with_workers_for(double work, const Context& context) {
   constexpr double kWorkPerWorker = 1 << 21;
-  Context limited = context;
+  Context limited;  // names of implementations have done their part, and copies of them allocate
+  limited.device = context.device;
+  limited.stream = context.stream;
+  limited.workspace = context.workspace;
+  limited.workspace_bytes = context.workspace_bytes;
+  limited.executor = context.executor;
   const double workers = std::max(1.0, work / kWorkPerWorker);
   // Also where all may run: what a launch has made room for stays the limit, whatever becomes of
   // the environment or of a caller's pool meanwhile.

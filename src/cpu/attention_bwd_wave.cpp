@@ -56,9 +56,9 @@ BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
   block.runs = runs.data();
   block.num_runs = static_cast<int64_t>(runs.size());
   block.rules = rules.get();
-  block.lse = &stats.lse[stats.index(sequence, head)];
+  block.lse = &(*stats.lse)[stats.index(sequence, head)];
   if (!stats.factors.empty()) block.factors = &stats.factors[stats.index(sequence, head)];
-  block.delta = &stats.delta[stats.index(sequence, head)];
+  block.delta = &(*stats.delta)[stats.index(sequence, head)];
   block.dq_ld = shape.dq_ld;
   block.dk_ld = shape.dk_ld;
   block.dv_ld = shape.dv_ld;
@@ -79,9 +79,11 @@ BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const Atten
       capacity_(plan.bytes_for("attention_bwd", num_workers_)),
       program_scratch_(call, *isa.kernels, num_workers_),
       workspace_("attention_bwd", context, capacity_),
-      stats_(make_row_stats(call, *isa.kernels, context)),
-      dalibi_(static_cast<size_t>(problem_.batch_size * problem_.num_heads), 0.0),
       daux_(call.programs(), args_, problem_.batch_size * problem_.num_heads_kv * plan.num_splits) {
+  make_row_stats(call, *isa.kernels, context, &stats_);
+  if (args_.dalibi_slopes) {
+    dalibi_.assign(static_cast<size_t>(problem_.batch_size * problem_.num_heads), 0.0);
+  }
 }
 
 void BwdLaunch::run() {
@@ -104,11 +106,13 @@ void BwdLaunch::run_pairs() {
   WorkspaceCursor cursor(workspace_.data());
   scratch_ = cursor.take<char>(num_workers_ * shape_.scratch_bytes);
   char* memory = workspace_.data() + cursor.used();
-  PairOrder order = call_.order_pairs(num_workers_);
+  PairOrder order;
+  call_.order_pairs(num_workers_, &order);
   if (daux_.is_wanted()) {
     // Sums of aux tensors go over the pairs in their order.
-    order = {{}, std::vector<size_t>(call_.pairs().size())};
-    std::iota(order.shared.begin(), order.shared.end(), size_t{0});
+    order.alone->clear();
+    order.shared->resize(call_.pairs().size());
+    std::iota(order.shared->begin(), order.shared->end(), size_t{0});
   }
   const int64_t pair_bytes =
       shape_.pair_bytes(problem_.max_seqlen_q, problem_.max_seqlen_k) / 64 * 64;
@@ -132,7 +136,7 @@ void BwdLaunch::run_wave(BwdWave& wave) {
 size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size_t end,
                             BwdWave* wave) const {
   WorkspaceCursor cursor(wave->memory);
-  wave->members.clear();
+  wave->clear();
   for (; begin < end; ++begin) {
     const Pair& pair = call_.pairs()[order[begin]];
     const Sequence& s = *pair.sequence;
@@ -146,7 +150,7 @@ size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size
     member.num_m = ceil_div(s.seqlen_q, shape_.block_m);
     member.num_n = ceil_div(s.seqlen_k, shape_.block_n);
     for (int64_t g = 0; g < shape_.group_size; ++g) {
-      member.masks.emplace_back(call_.mask(), s, call_.head_of(pair, g));
+      wave->masks->emplace_back(call_.mask(), s, call_.head_of(pair, g));
     }
     member.q_blocks =
         cursor.take<char>(shape_.group_size * member.num_m * shape_.queries.block_bytes);
@@ -156,9 +160,12 @@ size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size
         cursor.take<float>(shape_.num_splits * shape_.group_size * s.seqlen_q * shape_.dq_ld);
     member.dk = cursor.take<float>(member.num_n * shape_.block_n * shape_.dk_ld);
     member.dv = cursor.take<float>(member.num_n * shape_.block_n * shape_.dv_ld);
-    member.dalibi.assign(static_cast<size_t>(shape_.num_splits * shape_.group_size), 0.0);
+    if (args_.dalibi_slopes) {
+      member.dalibi.assign(static_cast<size_t>(shape_.num_splits * shape_.group_size), 0.0);
+    }
     wave->members.push_back(std::move(member));
   }
+  wave->place_masks(shape_.group_size);
   return begin;
 }
 
@@ -168,7 +175,9 @@ namespace {
 template <class Count, class Body>
 void for_each_part(BwdWave& wave, const Count& count, const Body& body) {
   std::vector<BwdMember>& members = wave.members;
-  std::vector<int64_t> first(members.size() + 1, 0);
+  KeptVector<int64_t> kept_first;
+  std::vector<int64_t>& first = *kept_first;
+  first.assign(members.size() + 1, 0);
   for (size_t n = 0; n < members.size(); ++n) first[n + 1] = first[n] + count(members[n]);
   parallel_for(wave.context, first.back(), [&](int64_t task, int worker) {
     const auto next = std::upper_bound(first.begin(), first.end(), task);
@@ -254,13 +263,13 @@ void BwdLaunch::go_over_keys(BwdWave& wave, const Wants& wants, const Fill& fill
         const int64_t m = part % member.num_m;
         const int64_t head = call_.head_of(member.pair, g);
         if (!wants(sequence, head, m)) return;
-        HeadMask mask = member.masks[static_cast<size_t>(g)];
+        HeadMask mask = member.masks[g];
         const int64_t q_begin = m * shape_.block_m;
         thread_local std::vector<BlockRun> key_runs;
         mask.key_runs(q_begin, std::min(q_begin + shape_.block_m, sequence.seqlen_q),
                       shape_.block_n, &key_runs);
         const HeadRules rules(call_, sequence, head, mask);
-        std::vector<BlockRun> query_run(1);
+        thread_local std::vector<BlockRun> query_run(1);
         for (const BlockRun& run : key_runs) {
           query_run[0] = {m, m + 1, run.is_full};
           for (int64_t n = run.begin; n < run.end; ++n) {
@@ -279,7 +288,7 @@ void BwdLaunch::go_over_keys(BwdWave& wave, const Wants& wants, const Fill& fill
 void BwdLaunch::sum_deltas(BwdWave& wave) {
   go_over_keys(
       wave, [](const Sequence&, int64_t, int64_t) { return true; },
-      [&](BwdBlock& block, size_t row) { block.delta_sums = &stats_.delta[row]; });
+      [&](BwdBlock& block, size_t row) { block.delta_sums = &(*stats_.delta)[row]; });
 }
 
 /// Sums exp(s - lse) of the wave's rows with a large lse. What the sum lacks of 1, or has beyond
@@ -289,7 +298,7 @@ void BwdLaunch::find_factors(BwdWave& wave) {
   go_over_keys(
       wave,
       [&](const Sequence& sequence, int64_t head, int64_t m) {
-        const float* lse = &stats_.lse[stats_.index(sequence, head)];
+        const float* lse = &(*stats_.lse)[stats_.index(sequence, head)];
         const int64_t end = std::min((m + 1) * shape_.block_m, sequence.seqlen_q);
         return std::any_of(lse + m * shape_.block_m, lse + end, is_large_lse);
       },
@@ -301,8 +310,8 @@ void BwdLaunch::find_factors(BwdWave& wave) {
       const double sink =
           problem_.has_sink ? static_cast<double>(element<float>(args_.sink, {head})) : -kInfinity;
       for (size_t i = first; i < first + static_cast<size_t>(member.pair.sequence->seqlen_q); ++i) {
-        if (!is_large_lse(stats_.lse[i])) continue;
-        const auto lse = static_cast<double>(stats_.lse[i]);
+        if (!is_large_lse((*stats_.lse)[i])) continue;
+        const auto lse = static_cast<double>((*stats_.lse)[i]);
         const double sum = stats_.weight_sums[i] + std::exp(sink - lse);
         if (std::abs(sum - 1) <= 0x1p-21 * std::abs(lse)) {
           stats_.factors[i] = static_cast<float>(1 / sum);
@@ -320,7 +329,7 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
   thread_local std::vector<BlockRun> runs;
   for (int64_t g = 0; g < shape_.group_size; ++g) {
     const int64_t head = call_.head_of(member.pair, g);
-    HeadMask mask = member.masks[static_cast<size_t>(g)];
+    HeadMask mask = member.masks[g];
     mask.query_runs(k_begin, k_end, shape_.block_m, &runs);
     if (runs.empty()) continue;
     const HeadRules rules(call_, sequence, head, mask);
@@ -341,7 +350,9 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
     block.gradients = has_gradients ? &gradients : nullptr;
     kernels_.bwd_block(block);
     dbias.store();
-    member.dalibi[static_cast<size_t>(split * shape_.group_size + g)] += dalibi;
+    if (args_.dalibi_slopes) {
+      member.dalibi[static_cast<size_t>(split * shape_.group_size + g)] += dalibi;
+    }
   }
 }
 
@@ -391,6 +402,7 @@ void BwdLaunch::store_wave(BwdWave& wave) {
           store_keys(member, part - group * member.num_m);
         }
       });
+  if (!args_.dalibi_slopes) return;
   for (const BwdMember& member : wave.members) {
     for (int64_t part = 0; part < shape_.num_splits * group; ++part) {
       const int64_t head = call_.head_of(member.pair, part % group);

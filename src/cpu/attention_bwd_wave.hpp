@@ -27,9 +27,9 @@ struct BwdShape {
 
 /// lse and delta = dout . out - dlse of every query, by sequence, head and row.
 struct RowStats {
-  std::vector<int64_t> first_row;  ///< by sequence: index of (head 0, row 0)
-  std::vector<float> lse;
-  std::vector<float> delta;
+  KeptVector<int64_t> first_row;  ///< by sequence: index of (head 0, row 0)
+  KeptVector<float> lse;
+  KeptVector<float> delta;
   /// True where dout . out is summed as P dP of all keys: delta begins as -dlse, and each wave adds
   /// the rows of its pairs.
   bool sums_delta = false;
@@ -39,13 +39,13 @@ struct RowStats {
   std::vector<double> weight_sums;
 
   size_t index(const Sequence& sequence, int64_t head) const {
-    return static_cast<size_t>(first_row[static_cast<size_t>(sequence.batch_idx)] +
+    return static_cast<size_t>((*first_row)[static_cast<size_t>(sequence.batch_idx)] +
                                head * sequence.seqlen_q);
   }
 };
 
-RowStats make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
-                        const Context& context);
+void make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
+                    const Context& context, RowStats* stats);
 
 /// True where the lse of a row is so large that its rounding shows.
 bool is_large_lse(float lse);
@@ -57,14 +57,14 @@ std::vector<double> sink_gradients(const AttentionCall& call, const RowStats& st
 struct BwdMember {
   Pair pair;
   int64_t pair_idx = 0;
-  std::vector<HeadMask> masks;  ///< by head of the group
-  char* q_blocks = nullptr;     ///< (group, query blocks)
-  char* k_blocks = nullptr;     ///< (key blocks)
+  const HeadMask* masks = nullptr;  ///< by head of the group
+  char* q_blocks = nullptr;         ///< (group, query blocks)
+  char* k_blocks = nullptr;         ///< (key blocks)
   uint8_t* k_has_nonfinite = nullptr;
   float* dq = nullptr;  ///< (splits, group, seqlen_q, dq_ld)
   float* dk = nullptr;  ///< (seqlen_k rounded up to blocks, dk_ld)
   float* dv = nullptr;
-  std::vector<double> dalibi;  ///< (splits, group)
+  std::vector<double> dalibi;  ///< (splits, group), where it is wanted
   int64_t num_m = 0, num_n = 0;
 
   const char* q_block(const BwdShape& shape, int64_t member, int64_t m) const {
@@ -126,7 +126,7 @@ class BwdLaunch {
   Workspace workspace_;
   char* scratch_ = nullptr;
   RowStats stats_;
-  std::vector<double> dalibi_;  ///< by sequence and head
+  std::vector<double> dalibi_;  ///< by sequence and head, where it is wanted
   AuxGradients daux_;
 };
 

@@ -14,13 +14,10 @@ const OperandKernels& operands_of(const AttentionKernels& kernels, DType dtype) 
 }
 
 AttentionCall::AttentionCall(const AttentionProblem& problem, const AttentionArgs& args)
-    : problem_(problem),
-      args_(args),
-      sequences_(attention_sequences(problem, args)),
-      mask_(problem, args),
-      programs_(problem, args, mask_.rest()) {
-  for (const Sequence& sequence : sequences_) {
-    for (int64_t h = 0; h < problem.num_heads_kv; ++h) pairs_.push_back({&sequence, h});
+    : problem_(problem), args_(args), mask_(problem, args), programs_(problem, args, mask_.rest()) {
+  find_sequences(problem, args, &*sequences_);
+  for (const Sequence& sequence : *sequences_) {
+    for (int64_t h = 0; h < problem.num_heads_kv; ++h) pairs_->push_back({&sequence, h});
   }
 }
 
@@ -30,7 +27,7 @@ double AttentionCall::work() const {
   const double dims = static_cast<double>(problem_.head_dim + problem_.head_dim_v);
   const bool has_expression = !problem_.user_score.empty() || !problem_.user_mask.empty();
   double total = 0;
-  for (const Sequence& sequence : sequences_) {
+  for (const Sequence& sequence : *sequences_) {
     const auto seqlen_k = static_cast<double>(sequence.seqlen_k);
     const double scores = static_cast<double>(problem_.num_heads * sequence.seqlen_q) * seqlen_k;
     const double keys = static_cast<double>(problem_.num_heads_kv) * seqlen_k;
@@ -39,15 +36,20 @@ double AttentionCall::work() const {
   return problem_.is_backward ? 2.5 * total : total;
 }
 
-PairOrder AttentionCall::order_pairs(int64_t num_workers) const {
+void AttentionCall::order_pairs(int64_t num_workers, PairOrder* order) const {
   const auto work_of = [&](size_t pair) {
-    const Sequence& sequence = *pairs_[pair].sequence;
+    const Sequence& sequence = *(*pairs_)[pair].sequence;
     return static_cast<double>(sequence.seqlen_q) * static_cast<double>(sequence.seqlen_k);
   };
-  std::vector<size_t> all(pairs_.size());
+  KeptVector<size_t> kept;
+  std::vector<size_t>& all = *kept;
+  all.resize(pairs_->size());
   std::iota(all.begin(), all.end(), size_t{0});
-  std::stable_sort(all.begin(), all.end(),
-                   [&](size_t a, size_t b) { return work_of(a) > work_of(b); });
+  // Equal ones in their order, but not by a stable sort: that allocates.
+  std::sort(all.begin(), all.end(), [&](size_t a, size_t b) {
+    const double of_a = work_of(a), of_b = work_of(b);
+    return of_a != of_b ? of_a > of_b : a < b;
+  });
   double left = 0;
   for (const size_t pair : all) left += work_of(pair);
   auto first = all.begin();
@@ -55,9 +57,9 @@ PairOrder AttentionCall::order_pairs(int64_t num_workers) const {
     left -= work_of(*first++);
   }
   const auto last = all.end() - (all.end() - first) % num_workers;
-  PairOrder order{{first, last}, {all.begin(), first}};
-  order.shared.insert(order.shared.end(), last, all.end());
-  return order;
+  order->alone->assign(first, last);
+  order->shared->assign(all.begin(), first);
+  order->shared->insert(order->shared->end(), last, all.end());
 }
 
 int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {

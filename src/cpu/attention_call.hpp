@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kept_vector.hpp"
 #include "core/workspace.hpp"
 #include "cpu/cpu_info.hpp"
 #include "cpu/kernels/attention_kernels.hpp"
@@ -48,8 +49,8 @@ struct Pair {
 
 /// Pairs by how they are worked on: numbers of AttentionCall::pairs().
 struct PairOrder {
-  std::vector<size_t> alone;   ///< by one worker each, from packing to storing; the largest first
-  std::vector<size_t> shared;  ///< by all workers together, in waves
+  KeptVector<size_t> alone;   ///< by one worker each, from packing to storing; the largest first
+  KeptVector<size_t> shared;  ///< by all workers together, in waves
 };
 
 class AttentionCall {
@@ -58,10 +59,10 @@ class AttentionCall {
 
   const AttentionProblem& problem() const { return problem_; }
   const AttentionArgs& args() const { return args_; }
-  const std::vector<Sequence>& sequences() const { return sequences_; }
+  const std::vector<Sequence>& sequences() const { return *sequences_; }
   const AttentionMask& mask() const { return mask_; }
   /// All pairs, sequence by sequence.
-  const std::vector<Pair>& pairs() const { return pairs_; }
+  const std::vector<Pair>& pairs() const { return *pairs_; }
 
   int64_t head_of(const Pair& pair, int64_t member) const {
     return pair.head_kv * problem_.group_size() + member;
@@ -74,7 +75,7 @@ class AttentionCall {
   /// Pairs alone where that keeps all workers busy to the end: no worker waits for another, and
   /// what is packed stays in its cache. The rest is shared: a remainder, and pairs that would still
   /// run when all others have ended.
-  PairOrder order_pairs(int64_t num_workers) const;
+  void order_pairs(int64_t num_workers, PairOrder* order) const;
 
   const ScorePrograms& programs() const { return programs_; }
   /// Scratch that the strip programs of a block need.
@@ -86,10 +87,10 @@ class AttentionCall {
  private:
   const AttentionProblem& problem_;
   const AttentionArgs& args_;
-  std::vector<Sequence> sequences_;
+  KeptVector<Sequence> sequences_;
   AttentionMask mask_;
   ScorePrograms programs_;
-  std::vector<Pair> pairs_;
+  KeptVector<Pair> pairs_;
 
   friend class HeadRules;
   mutable std::mutex mutex_;

@@ -13,7 +13,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
-#include <memory>
+#include <optional>
 
 #include "core/count.hpp"
 #include "core/element.hpp"
@@ -120,8 +120,9 @@ class DecodeLaunch {
   };
   /// The rules of the heads of a task: one for all, or one each.
   struct TaskRules {
-    std::vector<HeadMask> masks;
-    std::vector<std::unique_ptr<HeadRules>> rules;
+    std::array<std::optional<HeadMask>, static_cast<size_t>(kTaskRows)> masks;
+    std::array<std::optional<HeadRules>, static_cast<size_t>(kTaskRows)> rules;
+    size_t count = 0;
   };
   /// Rows of the keys of a tile for the first kv head of a task.
   struct TileRows {
@@ -156,7 +157,7 @@ class DecodeLaunch {
   bool has_own_rules_;  ///< heads differ in their rules
   Workspace workspace_;
   char* parts_ = nullptr;
-  std::vector<Task> tasks_;
+  KeptVector<Task> tasks_;
 };
 
 DecodeState DecodeLaunch::part(const Sequence& sequence, int64_t head_kv, int64_t split) const {
@@ -182,7 +183,7 @@ void DecodeLaunch::make_tasks() {
     if (sequence.seqlen_q == 0) continue;
     for (int64_t split = 0; split < num_splits(sequence); ++split) {
       for (int64_t head = 0; head < problem_.num_heads_kv; head += heads) {
-        tasks_.push_back({&sequence, split, head, std::min(head + heads, problem_.num_heads_kv)});
+        tasks_->push_back({&sequence, split, head, std::min(head + heads, problem_.num_heads_kv)});
       }
     }
   }
@@ -191,12 +192,11 @@ void DecodeLaunch::make_tasks() {
 void DecodeLaunch::make_rules(const Task& task, TaskRules* rules) const {
   const int64_t group = problem_.group_size();
   const int64_t count = has_own_rules_ ? (task.head_end - task.head_begin) * group : 1;
-  rules->masks.reserve(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t head = task.head_begin * group + i;
-    rules->masks.emplace_back(call_.mask(), *task.sequence, head);
-    rules->rules.push_back(
-        std::make_unique<HeadRules>(call_, *task.sequence, head, rules->masks.back()));
+  rules->count = static_cast<size_t>(count);
+  for (size_t i = 0; i < rules->count; ++i) {
+    const int64_t head = task.head_begin * group + static_cast<int64_t>(i);
+    rules->masks[i].emplace(call_.mask(), *task.sequence, head);
+    rules->rules[i].emplace(call_, *task.sequence, head, *rules->masks[i]);
   }
 }
 
@@ -240,8 +240,9 @@ bool DecodeLaunch::cover_tile(TaskRules& rules, const Task& task, int64_t k_begi
   for (DecodeHead& head : *heads) head.is_seen = false;
   TileCover covered = TileCover::kNone;
   for (size_t i = 0; i < cover->size(); ++i) {
-    if (i < rules.masks.size()) {
-      const HeadMask::Cover seen = rules.masks[i].cover(0, task.sequence->seqlen_q, k_begin, k_end);
+    if (i < rules.count) {
+      const HeadMask::Cover seen =
+          rules.masks[i]->cover(0, task.sequence->seqlen_q, k_begin, k_end);
       covered = seen == HeadMask::Cover::kNone   ? TileCover::kNone
                 : seen == HeadMask::Cover::kPart ? TileCover::kPart
                                                  : TileCover::kFull;
@@ -415,18 +416,20 @@ void DecodeLaunch::run() {
   char* memory = cursor.take<char>(num_workers_ * worker_bytes_);
   parts_ = memory + cursor.used();
   make_tasks();
-  const auto num_tasks = static_cast<int64_t>(tasks_.size());
+  const auto num_tasks = static_cast<int64_t>(tasks_->size());
   parallel_for(context_, num_tasks, [&](int64_t task, int worker) {
     // Tasks take about the same time, so that workers take turns.
     const int64_t then = task + num_workers_;
-    attend(tasks_[static_cast<size_t>(task)],
-           then < num_tasks ? &tasks_[static_cast<size_t>(then)] : nullptr,
+    attend((*tasks_)[static_cast<size_t>(task)],
+           then < num_tasks ? &(*tasks_)[static_cast<size_t>(then)] : nullptr,
            memory + worker * worker_bytes_);
   });
   const std::vector<Pair>& pairs = call_.pairs();
   const int64_t group = problem_.group_size();
-  std::vector<float> max_logit(pairs.size() * static_cast<size_t>(group),
-                               -std::numeric_limits<float>::infinity());
+  KeptVector<float> kept_max_logit;
+  std::vector<float>& max_logit = *kept_max_logit;
+  max_logit.assign(pairs.size() * static_cast<size_t>(group),
+                   -std::numeric_limits<float>::infinity());
   parallel_for(context_, static_cast<int64_t>(pairs.size()), [&](int64_t n, int) {
     finish(pairs[static_cast<size_t>(n)], &max_logit[static_cast<size_t>(n * group)]);
   });

@@ -41,9 +41,10 @@ class ForwardLaunch {
         pair_bytes_((plan.worker_bytes - scratch_bytes_) / 64 * 64),
         capacity_(plan.bytes_for("attention_fwd", num_workers_)),
         program_scratch_(call_, *isa.kernels, num_workers_),
-        workspace_("attention_fwd", context, capacity_),
-        max_logit_(call_.pairs().size() * static_cast<size_t>(problem.group_size()),
-                   -std::numeric_limits<float>::infinity()) {}
+        workspace_("attention_fwd", context, capacity_) {
+    max_logit_->assign(call_.pairs().size() * static_cast<size_t>(problem.group_size()),
+                       -std::numeric_limits<float>::infinity());
+  }
 
   void run() {
     fill_debug_outputs(problem_, args_, call_.sequences());
@@ -51,8 +52,10 @@ class ForwardLaunch {
     WorkspaceCursor cursor(workspace_.data());
     scratch_ = cursor.take<char>(num_workers_ * scratch_bytes_);
     char* memory = workspace_.data() + cursor.used();
+    PairOrder order;
+    call_.order_pairs(num_workers_, &order);
     run_in_waves<Member>(
-        context_, call_.order_pairs(num_workers_), memory, pair_bytes_, capacity_ - cursor.used(),
+        context_, order, memory, pair_bytes_, capacity_ - cursor.used(),
         [&](const std::vector<size_t>& pairs, size_t begin, size_t end, Wave* wave) {
           return make_wave(pairs, begin, end, wave);
         },
@@ -66,8 +69,8 @@ class ForwardLaunch {
   struct Member {
     Pair pair;
     size_t pair_idx = 0;
-    std::vector<HeadMask> masks;
-    int64_t first_block = 0;  ///< blocks before it are seen by nobody and are not packed
+    const HeadMask* masks = nullptr;  ///< by head of the group
+    int64_t first_block = 0;          ///< blocks before it are seen by nobody and are not packed
     int64_t num_blocks = 0;
     char* blocks = nullptr;
     uint8_t* v_has_nonfinite = nullptr;
@@ -98,7 +101,7 @@ class ForwardLaunch {
   int64_t capacity_;
   ProgramScratch program_scratch_;
   Workspace workspace_;
-  std::vector<float> max_logit_;  ///< by pair and head of its group
+  KeptVector<float> max_logit_;  ///< by pair and head of its group
   char* scratch_ = nullptr;
 };
 
@@ -106,19 +109,20 @@ class ForwardLaunch {
 size_t ForwardLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size_t end,
                                 Wave* wave) const {
   WorkspaceCursor cursor(wave->memory);
-  wave->members.clear();
+  wave->clear();
   int64_t num_pack_tasks = 0;
   int64_t num_tasks = 0;
   for (; begin < end; ++begin) {
     const size_t pair_idx = order[begin];
-    Member member{call_.pairs()[pair_idx], pair_idx, {}, 0, 0, nullptr, nullptr,
+    Member member{call_.pairs()[pair_idx], pair_idx, nullptr, 0, 0, nullptr, nullptr,
                   num_pack_tasks,          num_tasks};
     const Sequence& sequence = *member.pair.sequence;
     int64_t k_begin = sequence.seqlen_k;
     int64_t k_end = 0;
+    const size_t first_mask = wave->masks->size();
     for (int64_t g = 0; g < problem_.group_size(); ++g) {
-      member.masks.emplace_back(call_.mask(), sequence, call_.head_of(member.pair, g));
-      const variant::KeyRange range = member.masks.back().key_range();
+      wave->masks->emplace_back(call_.mask(), sequence, call_.head_of(member.pair, g));
+      const variant::KeyRange range = wave->masks->back().key_range();
       k_begin = std::min<int64_t>(k_begin, range.begin);
       k_end = std::max<int64_t>(k_end, range.end);
     }
@@ -127,14 +131,17 @@ size_t ForwardLaunch::make_wave(const std::vector<size_t>& order, size_t begin, 
     const int64_t bytes = member.num_blocks * layout_.block_bytes + member.num_blocks + 128;
     if (cursor.used() + bytes > wave->capacity) {
       if (wave->members.empty()) fail_to_fit("attention_fwd");
+      wave->masks->erase(wave->masks->begin() + static_cast<std::ptrdiff_t>(first_mask),
+                         wave->masks->end());
       break;
     }
     member.blocks = cursor.take<char>(member.num_blocks * layout_.block_bytes);
     member.v_has_nonfinite = cursor.take<uint8_t>(member.num_blocks);
     num_pack_tasks += member.num_blocks;
     num_tasks += problem_.group_size() * ceil_div(sequence.seqlen_q, plan_.block_m);
-    wave->members.push_back(std::move(member));
+    wave->members.push_back(member);
   }
+  wave->place_masks(problem_.group_size());
   return begin;
 }
 
@@ -178,7 +185,7 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   const int64_t head = call_.head_of(member.pair, g);
   const int64_t q_begin = m * plan_.block_m;
   const int64_t q_end = std::min(q_begin + plan_.block_m, sequence.seqlen_q);
-  HeadMask mask = member.masks[static_cast<size_t>(g)];
+  HeadMask mask = member.masks[g];
   thread_local std::vector<BlockRun> runs;
   mask.key_runs(q_begin, q_end, plan_.block_n, &runs);
 
@@ -234,18 +241,19 @@ void ForwardLaunch::attend_wave(Wave& wave) {
   for (const Member& member : wave.members) {
     num_tasks += problem_.group_size() * ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
   }
-  std::vector<float> max_logit(static_cast<size_t>(num_tasks));
+  KeptVector<float> max_logit;
+  max_logit->resize(static_cast<size_t>(num_tasks));
   parallel_for(wave.context, num_tasks, [&](int64_t task, int worker) {
     Member& member = member_of(wave.members, task, &Member::first_task);
     attend_block(member, task - member.first_task, wave.first_worker + worker,
-                 &max_logit[static_cast<size_t>(task)]);
+                 &(*max_logit)[static_cast<size_t>(task)]);
   });
   const auto group = static_cast<size_t>(problem_.group_size());
   for (const Member& member : wave.members) {
     const int64_t num_m = ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
     for (int64_t task = 0; task < problem_.group_size() * num_m; ++task) {
-      float& highest = max_logit_[member.pair_idx * group + static_cast<size_t>(task / num_m)];
-      highest = std::max(highest, max_logit[static_cast<size_t>(member.first_task + task)]);
+      float& highest = (*max_logit_)[member.pair_idx * group + static_cast<size_t>(task / num_m)];
+      highest = std::max(highest, (*max_logit)[static_cast<size_t>(member.first_task + task)]);
     }
   }
 }
@@ -254,8 +262,8 @@ void ForwardLaunch::store_max_logit() const {
   const auto num_heads = static_cast<size_t>(problem_.num_heads);
   for (size_t h = 0; h < num_heads; ++h) {
     float highest = -std::numeric_limits<float>::infinity();
-    for (size_t at = h; at < max_logit_.size(); at += num_heads) {
-      highest = std::max(highest, max_logit_[at]);
+    for (size_t at = h; at < max_logit_->size(); at += num_heads) {
+      highest = std::max(highest, (*max_logit_)[at]);
     }
     *reinterpret_cast<float*>(args_.max_logit.at({static_cast<int64_t>(h)})) = highest;
   }

@@ -119,42 +119,86 @@ TEST(Allocations, ThatFailAreErrorsOfAttention) {
   }
 }
 
-/// Allocations of the third call of the same kind, in memory of the caller's.
-int64_t allocations_of(const std::string& implementation, int64_t seqlen_q, int64_t seqlen_k,
-                       bool is_backward) {
-  const Tensor q = Tensor::random(DType::kBF16, {1, seqlen_q, 2, 64}, 1);
-  const Tensor k = Tensor::random(DType::kBF16, {1, seqlen_k, 2, 64}, 2);
-  const Tensor out(DType::kBF16, {1, seqlen_q, 2, 64});
-  const Tensor lse(DType::kF32, {1, 2, seqlen_q});
-  const Tensor dq(DType::kBF16, {1, seqlen_q, 2, 64});
-  const Tensor dk(DType::kBF16, {1, seqlen_k, 2, 64});
-  const Tensor dv(DType::kBF16, {1, seqlen_k, 2, 64});
-  AttentionOptions options;
-  options.causal = true;
+/// A context whose memory for temporaries is the caller's.
+struct OwnMemory {
+  explicit OwnMemory(const std::string& implementation) {
+    context.implementation = implementation;
+    context.workspace = workspace.data();
+    context.workspace_bytes = workspace.size();
+  }
+  std::vector<char> workspace = std::vector<char>(size_t{16} << 20);
   Context context = one_worker();
-  context.implementation = implementation;
-  std::vector<char> workspace(size_t{16} << 20);
-  context.workspace = workspace.data();
-  context.workspace_bytes = workspace.size();
-  for (int repeat = 0; repeat < 3; ++repeat) {
+};
+
+/// Allocations of the third of three calls.
+template <class Call>
+int64_t allocations_of(const Call& call) {
+  for (int64_t repeat = 0; repeat < 3; ++repeat) {
     num_made = 0;
-    attention_fwd(q, k, k, out, lse, options, context);
-    if (!is_backward) continue;
-    num_made = 0;
-    attention_bwd(out, q, k, k, out, lse, dq, dk, dv, options, context);
+    call(repeat);
   }
   return num_made;
 }
 
-/// What a call allocates is for its problem and its pairs, not for its tasks.
-TEST(Allocations, OfARepeatedCallDoNotGrowWithIt) {
-  constexpr int64_t kFew = 64;
+TEST(Allocations, OfARepeatedCallAreNone) {
   for (const std::string& implementation : all_kernels()) {
-    for (const bool is_backward : {false, true}) {
-      const int64_t at_200 = allocations_of(implementation, 200, 200, is_backward);
-      EXPECT_EQ(allocations_of(implementation, 800, 800, is_backward), at_200)
-          << implementation << is_backward;
-      EXPECT_LE(at_200, kFew) << implementation << is_backward;
+    OwnMemory memory(implementation);
+    for (const int64_t seqlen : {200, 800}) {
+      const Tensor q = Tensor::random(DType::kBF16, {1, seqlen, 4, 64}, 1);
+      const Tensor k = Tensor::random(DType::kBF16, {1, seqlen, 2, 64}, 2);
+      const Tensor out(DType::kBF16, {1, seqlen, 4, 64});
+      const Tensor lse(DType::kF32, {1, 4, seqlen});
+      const Tensor dq(DType::kBF16, {1, seqlen, 4, 64});
+      const Tensor dk(DType::kBF16, {1, seqlen, 2, 64});
+      const Tensor dv(DType::kBF16, {1, seqlen, 2, 64});
+      AttentionOptions options;
+      options.causal = true;
+      EXPECT_EQ(allocations_of(
+                    [&](int64_t) { attention_fwd(q, k, k, out, lse, options, memory.context); }),
+                0)
+          << implementation << " of " << seqlen;
+      EXPECT_EQ(allocations_of([&](int64_t) {
+                  attention_bwd(out, q, k, k, out, lse, dq, dk, dv, options, memory.context);
+                }),
+                0)
+          << implementation << ", backward of " << seqlen;
+    }
+  }
+}
+
+/// Decoding token by token into a paged cache, with rotary embedding, whose lengths grow and whose
+/// tables change from call to call.
+TEST(Allocations, OfDecodingAreNone) {
+  constexpr int64_t kPages = 80, kBatch = 2;
+  const Tensor q = Tensor::random(DType::kBF16, {kBatch, 1, 4, 64}, 1);
+  const Tensor new_rows = Tensor::random(DType::kBF16, {kBatch, 1, 2, 64}, 2);
+  const Tensor tables = Tensor::random(DType::kF32, {700, 16}, 3);
+  const Tensor out(DType::kBF16, {kBatch, 1, 4, 64});
+  for (const std::string& implementation : all_kernels()) {
+    OwnMemory memory(implementation);
+    for (const DType dtype : {DType::kBF16, DType::kI8, DType::kE4M3}) {
+      const Tensor k = Tensor::random(dtype, {kPages, 16, 2, 64}, 4);
+      const Tensor v = Tensor::random(dtype, {kPages, 16, 2, 64}, 5);
+      constexpr int64_t kColumns = kPages / kBatch;
+      const Tensor block_table(DType::kI32, {kBatch, kColumns});
+      const Tensor seqused_k(DType::kI32, {kBatch});
+      for (int64_t n = 0; n < kPages; ++n) {
+        block_table.set({n / kColumns, n % kColumns}, static_cast<double>(n * 7 % kPages));
+      }
+      AttentionOptions options;
+      options.block_table = block_table;
+      options.seqused_k = seqused_k;
+      options.k_new = new_rows;
+      options.v_new = new_rows;
+      options.rotary_cos = options.rotary_sin = tables;
+      options.causal = true;
+      EXPECT_EQ(allocations_of([&](int64_t repeat) {
+                  seqused_k.set({0}, static_cast<double>(600 + repeat));
+                  seqused_k.set({1}, static_cast<double>(40 + repeat));
+                  attention_fwd(q, k, v, out, {}, options, memory.context);
+                }),
+                0)
+          << implementation << ", " << dtype_name(dtype);
     }
   }
 }

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which calls on a GPU are taken to be alike. No GPU is needed: keys hold no memory.
+// Which calls are taken to be alike. No GPU is needed: keys hold no memory.
 #include "ops/attention/call_memory.hpp"
 
 #include <gtest/gtest.h>
+
+#include <thread>
+
+#include "flashtile/error.hpp"
+#include "support/attention_runs.hpp"
 
 namespace flashtile {
 namespace {
@@ -28,8 +33,10 @@ AttentionArgs plain_args(uintptr_t base = kBase) {
   return args;
 }
 
-CallKey key_of(const AttentionArgs& args, const Context& context = {}) {
-  return {args, /*is_backward=*/false, context};
+CallKey key_of(const AttentionArgs& args, const Context& context = {}, bool is_backward = false) {
+  CallKey key;
+  key.assign(args, is_backward, context);
+  return key;
 }
 
 TEST(CallMemory, AddressesCountByTheirAlignment) {
@@ -58,7 +65,7 @@ TEST(CallMemory, EverythingElseCounts) {
   Context named;
   named.implementation = "portable";
   EXPECT_NE(plain, key_of(plain_args(), named));
-  EXPECT_NE(plain, CallKey(plain_args(), /*is_backward=*/true, {}));
+  EXPECT_NE(plain, key_of(plain_args(), {}, /*is_backward=*/true));
 }
 
 TEST(CallMemory, CallsThatNeedALookAtMemoryAreNotKept) {
@@ -78,6 +85,21 @@ TEST(CallMemory, CallsThatNeedALookAtMemoryAreNotKept) {
   EXPECT_TRUE(key_of(beside).may_be_kept);
 }
 
+/// The problem that a call is launched with; `is_new` says whether it was made for it.
+AttentionProblem launched(CallMemory& memory, const AttentionArgs& args, bool* is_new) {
+  *is_new = false;
+  const auto prepare = [&] {
+    *is_new = true;
+    PreparedCall call;
+    call.problem.device = args.q.device;
+    call.problem.dropout.is_on = args.dropout_p > 0;
+    call.problem.dropout.seed = args.dropout_seed;
+    return call;
+  };
+  return memory.with_call(args, /*is_backward=*/false, {}, prepare,
+                          [](const PreparedCall& call) { return call.problem; });
+}
+
 TEST(CallMemory, DropoutsNumbersAreThoseOfTheCall) {
   AttentionArgs first = plain_args();
   first.dropout_p = 0.5;
@@ -86,29 +108,80 @@ TEST(CallMemory, DropoutsNumbersAreThoseOfTheCall) {
   second.dropout_seed = 4;
   second.dropout_offset = 9;
   CallMemory memory;
-  EXPECT_EQ(memory.find(key_of(first), first), nullptr);
-  PreparedCall call;
-  call.problem.dropout = {true, 32768, 2.0, 3, 0};
-  memory.keep(key_of(first), std::move(call));
-  const PreparedCall* found = memory.find(key_of(second), second);
-  ASSERT_NE(found, nullptr);
-  EXPECT_EQ(found->problem.dropout.seed, 4u);
-  EXPECT_EQ(found->problem.dropout.offset, 9u);
+  bool is_new = false;
+  EXPECT_EQ(launched(memory, first, &is_new).dropout.seed, 3u);
+  EXPECT_TRUE(is_new);
+  const AttentionProblem found = launched(memory, second, &is_new);
+  EXPECT_FALSE(is_new);
+  EXPECT_EQ(found.dropout.seed, 4u);
+  EXPECT_EQ(found.dropout.offset, 9u);
   second.dropout_offset = int64_t{1} << 32;
-  EXPECT_EQ(memory.find(key_of(second), second), nullptr);
+  launched(memory, second, &is_new);
+  EXPECT_TRUE(is_new);
 }
 
 TEST(CallMemory, HoldsTheLastCalls) {
   CallMemory memory;
-  const auto args_of = [](int n) {
+  bool is_new = false;
+  const auto launch = [&](int n) {
     AttentionArgs args = plain_args();
     args.softmax_scale = n;
-    return args;
+    launched(memory, args, &is_new);
   };
-  for (int n = 0; n < 40; ++n) memory.keep(key_of(args_of(n)), {});
-  EXPECT_NE(memory.find(key_of(args_of(39)), args_of(39)), nullptr);
-  EXPECT_NE(memory.find(key_of(args_of(30)), args_of(30)), nullptr);
-  EXPECT_EQ(memory.find(key_of(args_of(0)), args_of(0)), nullptr);
+  for (int n = 0; n < 40; ++n) launch(n);
+  launch(39);
+  EXPECT_FALSE(is_new);
+  launch(30);
+  EXPECT_FALSE(is_new);
+  launch(0);
+  EXPECT_TRUE(is_new);
+}
+
+/// A call that runs is no other's: its own executor may make calls on the same thread.
+TEST(CallMemory, ACallInsideACallIsPreparedAnew) {
+  CallMemory memory;
+  const AttentionArgs args = plain_args();
+  bool is_new = false;
+  launched(memory, args, &is_new);
+  memory.with_call(
+      args, /*is_backward=*/false, {}, [] { return PreparedCall{}; },
+      [&](const PreparedCall&) { launched(memory, args, &is_new); });
+  EXPECT_TRUE(is_new);
+  launched(memory, args, &is_new);
+  EXPECT_FALSE(is_new);
+}
+
+/// A call on host memory, made again and again with other numbers in its tensors of lengths.
+struct RepeatedCall {
+  test::Tensor q = test::Tensor::random(DType::kF32, {30, 2, 16}, 1);
+  test::Tensor k = test::Tensor::random(DType::kF32, {2, 40, 2, 16}, 2);
+  test::Tensor cu_seqlens_q = test::Tensor::ints({0, 10, 30});
+  test::Tensor seqused_k = test::Tensor::ints({10, 40});
+  test::Tensor out{DType::kF32, {30, 2, 16}};
+
+  void run() const {
+    AttentionOptions options;
+    options.cu_seqlens_q = cu_seqlens_q;
+    options.seqused_k = seqused_k;
+    attention_fwd(q, k, k, out, {}, options);
+  }
+};
+
+TEST(CallMemory, HostLengthsAreReadAnew) {
+  const RepeatedCall call;
+  for (const auto& [first_end, used] : {std::pair{10, 10}, {10, 30}, {25, 40}, {1, 5}, {10, 10}}) {
+    call.cu_seqlens_q.set({1}, first_end);
+    call.seqused_k.set({0}, used);
+    call.run();
+    const test::Tensor found = call.out.copy();
+    std::thread([&] { call.run(); }).join();  // a thread that remembers nothing
+    EXPECT_TRUE(test::same_bits(found, call.out)) << first_end << ", " << used;
+  }
+  call.seqused_k.set({0}, 41);
+  EXPECT_THROW(call.run(), Error);
+  call.seqused_k.set({0}, 40);
+  call.cu_seqlens_q.set({1}, 31);
+  EXPECT_THROW(call.run(), Error);
 }
 
 }  // namespace

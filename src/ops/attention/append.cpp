@@ -8,6 +8,7 @@
 #include "core/element.hpp"
 #include "core/executor.hpp"
 #include "core/fail.hpp"
+#include "core/kept_vector.hpp"
 #include "ops/attention/sequences.hpp"
 
 namespace flashtile {
@@ -122,15 +123,16 @@ void store_new_keys(const AttentionProblem& problem, const AttentionArgs& args,
   const KeyScales k_scales = key_scales(args.k_scale, args.k, args, sequence, head_kv);
   const KeyScales v_scales = key_scales(args.v_scale, args.v, args, sequence, head_kv);
   const int64_t bytes = dtype_bytes(problem.dtype);
-  std::vector<char> turned(static_cast<size_t>(rotary.is_on() ? problem.head_dim * bytes : 0));
+  KeptVector<char> turned;
+  turned->resize(static_cast<size_t>(rotary.is_on() ? problem.head_dim * bytes : 0));
   for (int64_t n = 0; n < keys.count; ++n) {
     const int64_t slot = keys.slot + n;
     const CacheRow k{k_to.row(slot), k_to.element_stride, args.k.dtype, k_scales.of(slot)};
     const CacheRow v{v_to.row(slot), v_to.element_stride, args.v.dtype, v_scales.of(slot)};
     if (rotary.is_on()) {
-      rotary.copy_row(k_from.row(n), k_from.element_stride, turned.data(), bytes,
+      rotary.copy_row(k_from.row(n), k_from.element_stride, turned->data(), bytes,
                       keys.first_position + n);
-      k.store(turned.data(), bytes, problem.dtype, problem.head_dim);
+      k.store(turned->data(), bytes, problem.dtype, problem.head_dim);
     } else {
       k.store(k_from.row(n), k_from.element_stride, problem.dtype, problem.head_dim);
     }
@@ -187,7 +189,8 @@ int64_t check_new_keys(std::string_view op, const AttentionProblem& problem,
 void check_new_slots(std::string_view op, const AttentionProblem& problem,
                      const AttentionArgs& args) {
   // One sequence cannot meet itself but by a page that its table names twice.
-  std::vector<std::pair<const char*, int64_t>> slots;
+  KeptVector<std::pair<const char*, int64_t>> kept_slots;
+  auto& slots = *kept_slots;
   for (int64_t b = 0; b < problem.batch_size; ++b) {
     const NewKeys keys = new_keys(args, b);
     Sequence sequence;
@@ -203,13 +206,13 @@ void check_new_slots(std::string_view op, const AttentionProblem& problem,
   }
 }
 
-std::vector<int32_t> appended_lengths(const AttentionProblem& problem, const AttentionArgs& args) {
-  std::vector<int32_t> lengths;
+void find_appended_lengths(const AttentionProblem& problem, const AttentionArgs& args,
+                           std::vector<int32_t>* lengths) {
+  lengths->clear();
   for (int64_t b = 0; b < problem.batch_size; ++b) {
     const NewKeys keys = new_keys(args, b);
-    lengths.push_back(static_cast<int32_t>(keys.slot + keys.count));
+    lengths->push_back(static_cast<int32_t>(keys.slot + keys.count));
   }
-  return lengths;
 }
 
 AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs& args,
@@ -218,12 +221,8 @@ AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs&
   const Rotary rotary(problem, args);
   if (rotary.is_on()) {
     const int64_t bytes = args.q.numel() * dtype_bytes(args.q.dtype);
-    queries_.reset(new (std::nothrow) char[static_cast<size_t>(std::max<int64_t>(bytes, 1))]);
-    if (queries_ == nullptr) {
-      throw Error(ErrorCode::kOutOfMemory, "attention_fwd: no memory for " + std::to_string(bytes) +
-                                               " bytes of turned queries");
-    }
-    args_.q = TensorView(queries_.get(), args.q.dtype,
+    queries_->resize(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+    args_.q = TensorView(queries_->data(), args.q.dtype,
                          std::span(args.q.shape.data(), static_cast<size_t>(args.q.ndim)));
   }
   const int64_t num_heads_kv = problem.num_heads_kv;
@@ -250,8 +249,8 @@ AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs&
       }
     });
   }
-  lengths_ = appended_lengths(problem, args);
-  args_.seqused_k = TensorView(lengths_.data(), DType::kI32, {problem.batch_size});
+  find_appended_lengths(problem, args, &*lengths_);
+  args_.seqused_k = TensorView(lengths_->data(), DType::kI32, {problem.batch_size});
   for (TensorView* used : {&args_.k_new, &args_.v_new, &args_.cu_seqlens_new, &args_.rotary_cos,
                            &args_.rotary_sin, &args_.rotary_seqlens}) {
     *used = {};

@@ -5,10 +5,10 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string_view>
 #include <vector>
 
+#include "core/kept_vector.hpp"
 #include "ops/attention/args.hpp"
 #include "ops/attention/problem.hpp"
 
@@ -27,7 +27,8 @@ void check_new_slots(std::string_view op, const AttentionProblem& problem,
                      const AttentionArgs& args);
 
 /// Stored keys of each sequence when the new ones are there. Host lengths, checked.
-std::vector<int32_t> appended_lengths(const AttentionProblem& problem, const AttentionArgs& args);
+void find_appended_lengths(const AttentionProblem& problem, const AttentionArgs& args,
+                           std::vector<int32_t>* lengths);
 
 /// A call on host memory whose new keys have been stored: its arguments are those of the attention
 /// that is left, over longer sequences and turned queries. Positions and pages have been checked.
@@ -39,8 +40,8 @@ class AppendedCall {
 
  private:
   AttentionArgs args_;
-  std::vector<int32_t> lengths_;
-  std::unique_ptr<char[]> queries_;
+  KeptVector<int32_t> lengths_;
+  KeptVector<char> queries_;
 };
 
 }  // namespace flashtile

@@ -79,13 +79,10 @@ CallMemory& calls_of_this_thread() {
 /// What use(call) gives. Calls come by the thousand, and planning one takes longer than launching
 /// it; a call that was asked for its workspace is planned when it runs.
 template <class Use>
-auto with_gpu_call(const AttentionArgs& args, bool is_backward, const Context& context, Use use) {
-  CallMemory& memory = calls_of_this_thread();
-  CallKey key(args, is_backward, context);
-  if (const PreparedCall* call = memory.find(key, args)) return use(*call);
-  PreparedCall call = prepare(args, is_backward, context);
-  if (!key.may_be_kept) return use(call);
-  return use(memory.keep(std::move(key), std::move(call)));
+auto with_call(const AttentionArgs& args, bool is_backward, const Context& context,
+               const Use& use) {
+  return calls_of_this_thread().with_call(
+      args, is_backward, context, [&] { return prepare(args, is_backward, context); }, use);
 }
 
 AttentionArgs make_args(const TensorView& q, const TensorView& k, const TensorView& v,
@@ -125,19 +122,15 @@ void run_checked(const AttentionArgs& args, bool is_backward, const Context& con
     fail(op, "arch is '", context.arch, "', but only explain takes one");
   }
   if (args.q) check_context(op, args.q.device, context);
-  if (args.q.device.type == DeviceType::kCuda) {
-    with_gpu_call(args, is_backward, context,
-                  [&](const PreparedCall& call) { launch(call, args, context); });
-    return;
-  }
-  const PreparedCall call = prepare(args, is_backward, context);
-  if (call.problem.has_new_keys) {
-    // On the CPU this is a pass of its own, the same before every implementation.
-    const AppendedCall appended(call.problem, args, context);
-    call.implementation->launch(call.problem, call.plan, appended.args(), context);
-    return;
-  }
-  launch(call, args, context);
+  with_call(args, is_backward, context, [&](const PreparedCall& call) {
+    if (call.problem.has_new_keys && call.problem.device.type == DeviceType::kCpu) {
+      // On the CPU this is a pass of its own, the same before every implementation.
+      const AppendedCall appended(call.problem, args, context);
+      call.implementation->launch(call.problem, call.plan, appended.args(), context);
+      return;
+    }
+    launch(call, args, context);
+  });
 }
 
 }  // namespace
@@ -169,9 +162,7 @@ int64_t attention_workspace_bytes(const AttentionArgs& args, bool is_backward,
       return call.plan.bytes_for(op, num_workers_of(context));
     };
     if (args.q) check_context(op, args.q.device, context);
-    return args.q.device.type == DeviceType::kCuda
-               ? with_gpu_call(args, is_backward, context, bytes)
-               : bytes(prepare(args, is_backward, context));
+    return with_call(args, is_backward, context, bytes);
   });
 }
 

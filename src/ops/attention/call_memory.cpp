@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention/call_memory.hpp"
 
+#include <algorithm>
+
 #include "core/env.hpp"
+#include "core/kept_vector.hpp"
 
 namespace flashtile {
 namespace {
@@ -40,30 +43,40 @@ bool has_meeting(const std::vector<Range>& ranges) {
   return false;
 }
 
-/// The alignment of an address in place of the address; null stays null.
+/// The alignment of an address in place of the address, as far as plans look at it; null stays
+/// null.
 void forget_address(TensorView& tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor.data);
-  if (address != 0) tensor.data = reinterpret_cast<void*>(kAlignment + address % kAlignment);
+  if (address == 0) return;
+  // An unknown dtype has no bytes; the checks refuse it.
+  const int64_t element = std::max<int64_t>(1, dtype_bytes(tensor.dtype));
+  const auto alignment =
+      tensor.device.type == DeviceType::kCpu ? static_cast<uintptr_t>(element) : kAlignment;
+  tensor.data = reinterpret_cast<void*>(kAlignment + address % alignment);
 }
 
 }  // namespace
 
-CallKey::CallKey(const AttentionArgs& call_args, bool backward, const Context& context)
-    : args(call_args), is_backward(backward), asked(context.implementation) {
+void CallKey::assign(const AttentionArgs& call_args, bool backward, const Context& context) {
+  args = call_args;
+  is_backward = backward;
+  asked = context.implementation;
   asked += '\n';
   asked += env_implementation();
+  may_be_kept = true;
   const OpSpec& spec = is_backward ? attention_bwd_spec() : attention_fwd_spec();
-  std::vector<Range> ranges;
-  ranges.reserve(32);
+  KeptVector<Range> ranges;
   const auto take = [&](TensorView* tensor, bool is_written) {
     if (tensor == nullptr || !*tensor) return;
     // Lengths in host memory are read by the checks.
-    may_be_kept = may_be_kept && tensor->device.type == DeviceType::kCuda;
-    ranges.push_back(range_of(*tensor, is_written));
+    may_be_kept = may_be_kept && tensor->device.type == call_args.q.device.type;
+    ranges->push_back(range_of(*tensor, is_written));
     forget_address(*tensor);
   };
   for (const TensorSpec& row : spec.tensors) {
-    const bool is_written = row.direction != Direction::kIn;
+    // Caches are written where there is something to append.
+    const bool is_written =
+        row.direction == Direction::kOut || (row.direction == Direction::kInOut && args.k_new);
     if (!row.is_family()) {
       take(row.access(&args, {}, /*create=*/false), is_written);
       continue;
@@ -72,35 +85,43 @@ CallKey::CallKey(const AttentionArgs& call_args, bool backward, const Context& c
       take(row.access(&args, suffix, /*create=*/false), is_written);
     }
   }
-  may_be_kept = may_be_kept && !has_meeting(ranges) && context.arch.empty() &&
+  may_be_kept = may_be_kept && !has_meeting(*ranges) && context.arch.empty() &&
                 args.dropout_offset >= 0 && args.dropout_offset >> 32 == 0;
   args.dropout_seed = 0;
   args.dropout_offset = 0;
 }
 
-const PreparedCall* CallMemory::find(const CallKey& key, const AttentionArgs& args) {
-  if (!key.may_be_kept) return nullptr;
+CallMemory::Entry* CallMemory::find(const AttentionArgs& args) {
+  if (!key_.may_be_kept) return nullptr;
   for (const std::unique_ptr<Entry>& entry : entries_) {
-    if (!(entry->key == key)) continue;
-    Dropout& dropout = entry->call.problem.dropout;
-    if (dropout.is_on) {
-      dropout.seed = args.dropout_seed;
-      dropout.offset = static_cast<uint32_t>(args.dropout_offset);
+    if (entry->is_running || !(entry->key == key_)) continue;
+    AttentionProblem& problem = entry->call.problem;
+    if (!has_lengths_of(problem, args)) return nullptr;
+    if (problem.dropout.is_on) {
+      problem.dropout.seed = args.dropout_seed;
+      problem.dropout.offset = static_cast<uint32_t>(args.dropout_offset);
     }
-    return &entry->call;
+    return entry.get();
   }
   return nullptr;
 }
 
-const PreparedCall& CallMemory::keep(CallKey key, PreparedCall call) {
-  auto entry = std::make_unique<Entry>(Entry{std::move(key), std::move(call)});
-  if (entries_.size() < kMaxEntries) {
-    return entries_.emplace_back(std::move(entry))->call;
+CallMemory::Entry* CallMemory::keep(PreparedCall& call) {
+  if (!key_.may_be_kept) return nullptr;
+  // One like it is there when its lengths were others.
+  const auto same = std::find_if(entries_.begin(), entries_.end(),
+                                 [&](const auto& entry) { return entry->key == key_; });
+  if (same == entries_.end() && entries_.size() < kMaxEntries) {
+    entries_.push_back(std::make_unique<Entry>(Entry{key_, std::move(call)}));
+    return entries_.back().get();
   }
-  entries_[oldest_] = std::move(entry);
-  const PreparedCall& kept = entries_[oldest_]->call;
-  oldest_ = (oldest_ + 1) % kMaxEntries;
-  return kept;
+  Entry& entry = same == entries_.end() ? *entries_[oldest_] : **same;
+  if (entry.is_running) return nullptr;
+  if (same == entries_.end()) oldest_ = (oldest_ + 1) % kMaxEntries;
+  entry.key.may_be_kept = false;  // is like no call, should memory run out now
+  entry.key = key_;
+  entry.call = std::move(call);
+  return &entry;
 }
 
 }  // namespace flashtile

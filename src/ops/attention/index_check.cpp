@@ -128,7 +128,7 @@ void check_indices(std::string_view op, const AttentionProblem& problem,
   AttentionArgs grown = args;
   std::vector<int32_t> lengths;
   if (problem.has_new_keys) {
-    lengths = appended_lengths(problem, args);
+    find_appended_lengths(problem, args, &lengths);
     grown.seqused_k = TensorView(lengths.data(), DType::kI32, {problem.batch_size});
   }
   const std::vector<Sequence> sequences = attention_sequences(problem, grown);

@@ -55,13 +55,16 @@ int64_t first_where(int64_t count, const Holds& holds) {
 
 AttentionMask::AttentionMask(const AttentionProblem& problem, const AttentionArgs& args)
     : problem_(problem), args_(args) {
-  if (args.block_counts) {
+  if (!args.block_counts) {
+    static const auto sees_all = std::make_shared<const BlockList>();
+    no_list_ = sees_all;
+  } else {
     num_list_batches_ = std::max(args.block_counts.shape[0], args.block_indices.shape[0]);
     num_list_heads_ = std::max(args.block_counts.shape[1], args.block_indices.shape[1]);
   }
   // A batch of 0 may come with lists for one sequence, or none, which stand for nobody.
   if (problem.batch_size == 0) num_list_batches_ = 0;
-  for (int64_t b = 0; b < num_list_batches_; ++b) {
+  for (int64_t b = 0; args.block_counts && b < num_list_batches_; ++b) {
     for (int64_t h = 0; h < num_list_heads_; ++h) {
       block_lists_.push_back(std::make_shared<const BlockList>(args, b, h));
     }
@@ -83,6 +86,7 @@ AttentionMask::AttentionMask(const AttentionProblem& problem, const AttentionArg
 }
 
 std::shared_ptr<const BlockList> AttentionMask::block_list(int64_t batch_idx, int64_t head) const {
+  if (no_list_ != nullptr) return no_list_;
   const int64_t b = std::min(batch_idx, num_list_batches_ - 1);
   const int64_t h = std::min(head, num_list_heads_ - 1);
   return block_lists_[static_cast<size_t>(b * num_list_heads_ + h)];

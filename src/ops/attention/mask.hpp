@@ -44,6 +44,7 @@ class AttentionMask {
   std::vector<Band> bands_;
   variant::Expr rest_;
   std::optional<variant::Bounds> rest_bounds_;
+  std::shared_ptr<const BlockList> no_list_;                   ///< that of all heads without lists
   std::vector<std::shared_ptr<const BlockList>> block_lists_;  ///< (batch or 1, heads or 1)
   int64_t num_list_batches_ = 1;
   int64_t num_list_heads_ = 1;

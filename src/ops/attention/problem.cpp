@@ -69,32 +69,41 @@ int64_t packed_max(std::string_view op, std::string_view which, const TensorView
   return std::min(stated.value_or(longest), total);
 }
 
-void set_lengths(std::string_view op, AttentionProblem& problem, const AttentionArgs& args,
-                 bool has_data) {
-  problem.max_seqlen_q =
+/// The longest sequences of a call.
+struct Lengths {
+  int64_t max_seqlen_q = 0;
+  int64_t max_seqlen_k = 0;
+  int64_t max_seqlen_new = 0;
+};
+
+Lengths lengths_of(std::string_view op, const AttentionProblem& problem, const AttentionArgs& args,
+                   bool has_data) {
+  Lengths lengths;
+  lengths.max_seqlen_q =
       problem.is_packed_q
           ? packed_max(op, "q", args.cu_seqlens_q, problem.total_q, args.max_seqlen_q, has_data)
           : args.q.shape[1];
   if (args.block_table) {
     const int64_t pages = args.block_table.shape[1];
-    if (__builtin_mul_overflow(pages, problem.page_size, &problem.max_seqlen_k)) {
+    if (__builtin_mul_overflow(pages, problem.page_size, &lengths.max_seqlen_k)) {
       fail(op, "block_table has ", pages, " pages of ", problem.page_size,
            " keys for a sequence, expected at most ", kMaxLength, " keys");
     }
   } else if (problem.is_packed_k) {
-    problem.max_seqlen_k =
+    lengths.max_seqlen_k =
         packed_max(op, "k", args.cu_seqlens_k, problem.total_k, args.max_seqlen_k, has_data);
   } else {
-    problem.max_seqlen_k = args.k.shape[1];
+    lengths.max_seqlen_k = args.k.shape[1];
   }
   if (args.cu_seqlens_new) {
-    problem.max_seqlen_new =
+    lengths.max_seqlen_new =
         has_data && is_host(args.cu_seqlens_new)
             ? longest_sequence(op, "cu_seqlens_new", args.cu_seqlens_new, args.k_new.shape[0])
             : args.k_new.shape[0];
   } else if (args.k_new) {
-    problem.max_seqlen_new = args.k_new.shape[1];
+    lengths.max_seqlen_new = args.k_new.shape[1];
   }
+  return lengths;
 }
 
 void check_sizes(std::string_view op, const AttentionProblem& problem) {
@@ -389,7 +398,10 @@ AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool 
   check_scales(op, args);
   set_sizes(problem, args);
   check_sizes(op, problem);
-  set_lengths(op, problem, args, has_data);
+  const Lengths lengths = lengths_of(op, problem, args, has_data);
+  problem.max_seqlen_q = lengths.max_seqlen_q;
+  problem.max_seqlen_k = lengths.max_seqlen_k;
+  problem.max_seqlen_new = lengths.max_seqlen_new;
   check_lengths(op, problem);
   set_options(problem, args);
   check_score_shapes(op, problem, args);
@@ -428,6 +440,18 @@ AttentionProblem make_attention_problem(const AttentionArgs& args, bool is_backw
 
 AttentionProblem make_attention_problem_from_shapes(const AttentionArgs& args, bool is_backward) {
   return make_problem(args, is_backward, /*has_data=*/false);
+}
+
+bool has_lengths_of(const AttentionProblem& problem, const AttentionArgs& args) {
+  if (problem.device.type != DeviceType::kCpu) return true;
+  const std::string_view op = attention_op_name(problem.is_backward);
+  const Lengths now = lengths_of(op, problem, args, /*has_data=*/true);
+  if (now.max_seqlen_q != problem.max_seqlen_q || now.max_seqlen_k != problem.max_seqlen_k ||
+      now.max_seqlen_new != problem.max_seqlen_new) {
+    return false;
+  }
+  check_attention_host_data(op, problem, args);
+  return true;
 }
 
 std::string to_string(const AttentionPlan& plan) {

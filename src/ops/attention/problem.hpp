@@ -118,6 +118,10 @@ AttentionProblem make_attention_problem(const AttentionArgs& args, bool is_backw
 /// For explain on a call whose tensors have no memory: as above, without addresses or data.
 AttentionProblem make_attention_problem_from_shapes(const AttentionArgs& args, bool is_backward);
 
+/// For a call like the one that `problem` was made of, but for the data of its tensors. False where
+/// host lengths make another problem of it. Throws Error, as above, where host data is wrong.
+bool has_lengths_of(const AttentionProblem& problem, const AttentionArgs& args);
+
 /// How an implementation runs a problem; printable.
 struct AttentionPlan {
   std::string_view implementation;

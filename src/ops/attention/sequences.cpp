@@ -7,9 +7,16 @@ namespace flashtile {
 
 std::vector<Sequence> attention_sequences(const AttentionProblem& problem,
                                           const AttentionArgs& args) {
-  std::vector<Sequence> sequences(static_cast<size_t>(problem.batch_size));
+  std::vector<Sequence> sequences;
+  find_sequences(problem, args, &sequences);
+  return sequences;
+}
+
+void find_sequences(const AttentionProblem& problem, const AttentionArgs& args,
+                    std::vector<Sequence>* sequences) {
+  sequences->assign(static_cast<size_t>(problem.batch_size), {});
   for (int64_t b = 0; b < problem.batch_size; ++b) {
-    Sequence& s = sequences[static_cast<size_t>(b)];
+    Sequence& s = (*sequences)[static_cast<size_t>(b)];
     s.batch_idx = b;
     s.seqlen_q = problem.max_seqlen_q;
     s.seqlen_k = problem.max_seqlen_k;
@@ -26,7 +33,6 @@ std::vector<Sequence> attention_sequences(const AttentionProblem& problem,
     s.seqlen_k -= s.leftpad;
     s.query_offset = problem.query_offset.value_or(s.seqlen_k - s.seqlen_q);
   }
-  return sequences;
 }
 
 namespace {

@@ -27,6 +27,8 @@ struct Sequence {
 /// All sequences, in order. Reads the length tensors (host memory, already checked).
 std::vector<Sequence> attention_sequences(const AttentionProblem& problem,
                                           const AttentionArgs& args);
+void find_sequences(const AttentionProblem& problem, const AttentionArgs& args,
+                    std::vector<Sequence>* sequences);
 
 /// Rows at a constant distance; strides in bytes. `data` may be null: no such tensor.
 struct Rows {
