@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The launchers of recurrences that are worked out row by row on the CPU: vector decay and the
-// delta family.
+// The launchers of recurrences that are worked out row by row on the CPU: vector decay, slots and
+// the delta family.
 #pragma once
 
 #include <algorithm>
@@ -46,6 +46,13 @@ LinearPlan plan_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& probl
 void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
                              const LinearPlan& plan, const LinearArgs& args,
                              const Context& context);
+
+LinearPlan plan_slots_fwd(const IsaEntry& isa, const LinearProblem& problem);
+void launch_slots_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                      const LinearArgs& args, const Context& context);
+LinearPlan plan_slots_bwd(const IsaEntry& isa, const LinearProblem& problem);
+void launch_slots_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                      const LinearArgs& args, const Context& context);
 
 LinearPlan plan_delta_bwd(const IsaEntry& isa, const LinearProblem& problem);
 void launch_delta_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,

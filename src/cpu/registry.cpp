@@ -173,6 +173,9 @@ std::vector<LinearImplementation> cpu_linear_implementations(const LinearOp& op,
     case LinearFamily::kDelta:
       return is_backward ? linear_list<plan_delta_bwd, launch_delta_bwd>(entries)
                          : linear_list<plan_recurrent_fwd, launch_recurrent_fwd>(entries);
+    case LinearFamily::kSlots:
+      return is_backward ? linear_list<plan_slots_bwd, launch_slots_bwd>(entries)
+                         : linear_list<plan_slots_fwd, launch_slots_fwd>(entries);
     case LinearFamily::kScan:
       if (!has_scan_kernels(op)) return {};
       return is_backward ? linear_list<plan_scan_bwd, launch_scan_bwd>(entries)

@@ -49,6 +49,10 @@ constexpr const char* kProblems[] = {
     "kda_bwd:b2:hq2:t97:d33:dv70:initial_state:dfinal_state",
     "rwkv7_bwd:b1:hq2:t97:d70:dv33:initial_state:dfinal_state",
     "iplr_delta_rule_bwd:b1:hq2:t70:d24:dv40",
+    "gsa_fwd:b2:hq2:t70:d20:dv24:m130:bf16",
+    "gsa_bwd:b1:hq4:hkv2:t97:d33:dv70:m40:initial_state_k:initial_state_v:dfinal_state_k:dfinal_"
+    "state_v",
+    "gsa_bwd:hq2:d20:dv24:m70:cu_seqlens={0,40,40,141}",
     "hgrn_fwd:b2:c13:t97:initial_state:final_state:bf16",
     "hgrn_bwd:b2:c130:t97:initial_state:dfinal_state",
     "mamba1_fwd:b2:c96:num_groups=2:t97:d16:D:dt_bias:z:dt_softplus:initial_state:final_state",

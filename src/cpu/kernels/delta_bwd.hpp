@@ -143,9 +143,6 @@ struct DeltaBwdInputs {
 
   DeltaBwdInputs(char* memory, int64_t rows, int64_t head_dim, int64_t head_dim_v) {
     Scratch scratch{memory};
-    const auto whole_strips = [](int64_t n) {
-      return (n + kStripWidth - 1) / kStripWidth * kStripWidth;
-    };
     ld_k = whole_strips(head_dim);
     ld_v = whole_strips(head_dim_v);
     const int64_t longest = ld_k > ld_v ? ld_k : ld_v;

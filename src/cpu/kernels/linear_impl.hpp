@@ -10,6 +10,7 @@
 #include "cpu/kernels/scalar_decay_fwd.hpp"
 #include "cpu/kernels/scan.hpp"
 #include "cpu/kernels/selective_scan.hpp"
+#include "cpu/kernels/slots.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
@@ -45,6 +46,9 @@ inline constexpr RecurrentKernels kRecurrentKernels = {
     {delta_bwd_scratch_bytes, delta_values_forward, delta_values_backward, delta_keys_forward,
      delta_state_dots, delta_keys_backward, delta_finish_state, delta_finish_keys}};
 
+inline constexpr SlotsKernels kSlotsKernels = {slots_scratch_bytes, slots_fwd_chunk,
+                                               slots_bwd_queries, slots_state_dots, slots_bwd_keys};
+
 inline constexpr ScanKernels kHgrnKernels = {hgrn_fwd_scratch_bytes, hgrn_fwd_chunk,
                                              hgrn_bwd_scratch_bytes, hgrn_bwd_chunk};
 inline constexpr ScanKernels kMamba1Kernels = {mamba1_fwd_scratch_bytes, mamba1_fwd_chunk,
@@ -58,6 +62,7 @@ constexpr LinearKernels kLinearKernels = {
     {scalar_decay_state_ld, scalar_decay_dk_ld, scalar_decay_operand_kernels<FloatOperands, Exp2>(),
      scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>()},
     kRecurrentKernels,
+    kSlotsKernels,
     kHgrnKernels,
     kMamba1Kernels,
     kRwkv4Kernels};
@@ -67,6 +72,7 @@ constexpr LinearKernels kLinearKernels = {{scalar_decay_state_ld,
                                            scalar_decay_operand_kernels<FloatOperands, Exp2>(),
                                            {}},
                                           kRecurrentKernels,
+                                          kSlotsKernels,
                                           kHgrnKernels,
                                           kMamba1Kernels,
                                           kRwkv4Kernels};

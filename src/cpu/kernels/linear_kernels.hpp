@@ -6,12 +6,14 @@
 #include "cpu/kernels/recurrent_types.hpp"
 #include "cpu/kernels/scalar_decay_types.hpp"
 #include "cpu/kernels/scan_types.hpp"
+#include "cpu/kernels/slots_types.hpp"
 
 namespace flashtile::cpu {
 
 struct LinearKernels {
   ScalarDecayKernels scalar_decay;
   RecurrentKernels recurrent;
+  SlotsKernels slots;
   ScanKernels hgrn, mamba1, rwkv4;
 };
 

@@ -125,9 +125,6 @@ struct RecurrentBwdInputs {
   RecurrentBwdInputs(char* memory, int64_t rows, int64_t head_dim, int64_t head_dim_v,
                      int64_t num_members) {
     Scratch scratch{memory};
-    const auto whole_strips = [](int64_t n) {
-      return (n + kStripWidth - 1) / kStripWidth * kStripWidth;
-    };
     ld_k = whole_strips(head_dim);
     ld_v = whole_strips(head_dim_v);
     q = scratch.take<float>(num_members * rows * ld_k);

@@ -19,6 +19,10 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 
 inline constexpr int64_t kStripWidth = kTileVecs * kLanes;
 
+FLASHTILE_INLINE int64_t whole_strips(int64_t n) {
+  return (n + kStripWidth - 1) / kStripWidth * kStripWidth;
+}
+
 /// The inputs of a chunk as floats, rows of ld_k or ld_v.
 struct RecurrentInputs {
   float* q;  ///< times scale; of each member
@@ -38,7 +42,7 @@ struct RecurrentInputs {
                   int64_t num_members) {
     Scratch scratch{memory};
     ld_k = tile_ld(head_dim);
-    ld_v = (head_dim_v + kStripWidth - 1) / kStripWidth * kStripWidth;
+    ld_v = whole_strips(head_dim_v);
     q = scratch.take<float>(num_members * rows * ld_k);
     k = scratch.take<float>(rows * ld_k);
     decay = scratch.take<float>(rows * ld_k);

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Gated slot attention: two recurrences of vector decay with a softmax over slots between them,
+//
+//   Sk = Sk Diag(d) + k s'    l = Sk' (scale q)    p = softmax(l)    Sv = Diag(d) Sv + s v'
+//   o = Sv' p
+//
+// row by row over strips, each sum over strips of what it does not sum over (recurrent_bwd.hpp), so
+// that none crosses a vector. Backward, with Xk and Xv the gradients of Sk and Sv:
+//
+//   dp = Sv do, dl = p (dp - p.dp), dq = scale Sk dl          forward over the rows
+//   ds = Xk' k + Xv v, dk = Xk s, dv = Xv' s                  back, where Xk += scale q dl' and
+//                                                             Xv += p do' come before a row
+//
+// The gradient of a decay is what a slot's states and their gradients have in common where it acts:
+// it gains l dl and p dp where they are read, loses s ds where they were written, and goes from row
+// to row in double.
+
+#include "cpu/kernels/recurrent_bwd.hpp"
+#include "cpu/kernels/slots_types.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// A chunk as floats, in rows of whole strips.
+struct SlotsInputs {
+  float* q;  ///< times scale; of each member
+  float* k;
+  float* v;
+  float* s;
+  float* decay;
+  float* logits;  ///< of each member
+  float* wide;    ///< of each member: out, or dout
+  float* dp;      ///< of each member
+  float* keys;    ///< of each member: dq; dk
+  float* values;  ///< dv
+  float* slots;   ///< ds, then dg
+  float* more_slots;
+  uint8_t* resets;
+  int64_t ld_k, ld_v, ld_m;
+  int64_t bytes;
+
+  SlotsInputs(char* memory, const SlotsChunk& c) {
+    Scratch scratch{memory};
+    ld_k = whole_strips(c.head_dim);
+    ld_v = whole_strips(c.head_dim_v);
+    ld_m = whole_strips(c.num_slots);
+    const int64_t rows = c.max_rows;
+    const int64_t member_rows = rows * c.num_members;
+    q = scratch.take<float>(member_rows * ld_k);
+    k = scratch.take<float>(rows * ld_k);
+    v = scratch.take<float>(rows * ld_v);
+    s = scratch.take<float>(rows * ld_m);
+    decay = scratch.take<float>(rows * ld_m);
+    logits = scratch.take<float>(member_rows * ld_m);
+    wide = scratch.take<float>(member_rows * ld_v);
+    dp = scratch.take<float>(member_rows * ld_m);
+    keys = scratch.take<float>(member_rows * ld_k);
+    values = scratch.take<float>(rows * ld_v);
+    slots = scratch.take<float>(rows * ld_m);
+    more_slots = scratch.take<float>(rows * ld_m);
+    resets = scratch.take<uint8_t>(rows);
+    bytes = scratch.used;
+  }
+};
+
+inline int64_t slots_scratch_bytes(const SlotsChunk& shape) {
+  return SlotsInputs(nullptr, shape).bytes;
+}
+
+inline SlotsInputs pack_slots(const SlotsChunk& c) {
+  SlotsInputs in(c.scratch, c);
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    pack_chunk_rows(c.q[m], c.rows, c.head_dim, c.scale, in.q + m * c.max_rows * in.ld_k, in.ld_k);
+  }
+  pack_chunk_rows(c.k, c.rows, c.head_dim, 1.0f, in.k, in.ld_k);
+  pack_chunk_rows(c.v, c.rows, c.head_dim_v, 1.0f, in.v, in.ld_v);
+  pack_chunk_rows(c.s, c.rows, c.num_slots, 1.0f, in.s, in.ld_m);
+  set_decays(c.g, /*is_vector_gate=*/true, c.rows, c.num_slots, in.decay, in.ld_m, in.resets);
+  return in;
+}
+
+inline void pack_slots_dout(const SlotsChunk& c, SlotsInputs& in) {
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    pack_chunk_rows(c.dout[m], c.rows, c.head_dim_v, 1.0f, in.wide + m * c.max_rows * in.ld_v,
+                    in.ld_v);
+  }
+}
+
+/// Rows of floats, of each member `step` apart.
+struct SlotsOperand {
+  float* rows;
+  int64_t ld;
+  int64_t step;
+
+  float* row(int64_t t, int64_t member = 0) const { return rows + member * step + t * ld; }
+};
+
+/// All rows of a chunk over a state: it decays, gains key times value, and each member reads it.
+template <bool kDecaysColumns>
+void slots_forward(const SlotsChunk& c, const SlotsInputs& in, int64_t depth, int64_t dim,
+                   const SlotsOperand& key, const SlotsOperand& value, const SlotsOperand& query,
+                   const SlotsOperand& out, float* state) {
+  for (int64_t column = 0; column < dim; column += kStripWidth) {
+    const int64_t num_vecs = padded(dim - column) / kLanes;
+    float* strip = state + column * depth;
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const float* decay = in.decay + t * in.ld_m + (kDecaysColumns ? column : 0);
+      strip_row_of<StripOrder::kDecayAddRead, kDecaysColumns>(
+          num_vecs,
+          {depth, decay, in.resets[t] != 0, key.row(t), value.row(t) + column, 1, 0, 0,
+           query.row(t), out.row(t) + column},
+          strip);
+      for (int64_t m = 1; m < c.num_members; ++m) {
+        strip_read(num_vecs, depth, query.row(t, m), strip, out.row(t, m) + column);
+      }
+    }
+  }
+}
+
+/// All rows back over the gradient of a state: it gains each member's key times value, is read, and
+/// decays.
+template <bool kDecaysColumns>
+void slots_backward(const SlotsChunk& c, const SlotsInputs& in, int64_t depth, int64_t dim,
+                    const SlotsOperand& key, const SlotsOperand& value, const SlotsOperand& query,
+                    const SlotsOperand& out, float* state) {
+  for (int64_t column = 0; column < dim; column += kStripWidth) {
+    const int64_t num_vecs = padded(dim - column) / kLanes;
+    for (int64_t t = c.rows - 1; t >= 0; --t) {
+      const float* decay = in.decay + t * in.ld_m + (kDecaysColumns ? column : 0);
+      strip_row_of<StripOrder::kAddReadDecay, kDecaysColumns>(
+          num_vecs,
+          {depth, decay, in.resets[t] != 0, key.row(t), value.row(t) + column, c.num_members,
+           key.step, value.step, query.row(t), out.row(t) + column},
+          state + column * depth);
+    }
+  }
+}
+
+/// The operands of a chunk by name.
+struct SlotsOperands {
+  SlotsOperand q, k, v, s, logits, wide, dp, keys, values, slots, more_slots, weights, dlogits;
+
+  SlotsOperands(const SlotsChunk& c, const SlotsInputs& in) {
+    const int64_t rows = c.max_rows;
+    const auto of = [&](float* data, int64_t ld) { return SlotsOperand{data, ld, rows * ld}; };
+    q = of(in.q, in.ld_k);
+    k = of(in.k, in.ld_k);
+    v = of(in.v, in.ld_v);
+    s = of(in.s, in.ld_m);
+    logits = of(in.logits, in.ld_m);
+    wide = of(in.wide, in.ld_v);
+    dp = of(in.dp, in.ld_m);
+    keys = of(in.keys, in.ld_k);
+    values = of(in.values, in.ld_v);
+    slots = of(in.slots, in.ld_m);
+    more_slots = of(in.more_slots, in.ld_m);
+    // What is kept of a sequence has the members of a row side by side.
+    weights = {c.weights, c.num_members * in.ld_m, in.ld_m};
+    dlogits = {c.dlogits, c.num_members * in.ld_m, in.ld_m};
+  }
+};
+
+/// p of each member.
+inline void slots_softmax(const SlotsChunk& c, const SlotsOperand& logits,
+                          const SlotsOperand& weights) {
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const float* l = logits.row(t, m);
+      const float top = row_max_of(l, c.num_slots, -__builtin_inff());
+      const float sum = exp_row<Exp>(l, c.num_slots, top, weights.row(t, m));
+      scale_row(weights.row(t, m), c.num_slots, 1.0f / sum);
+    }
+  }
+}
+
+inline void slots_fwd_chunk(const SlotsChunk& c) {
+  const SlotsInputs in = pack_slots(c);
+  const SlotsOperands x(c, in);
+  slots_forward<true>(c, in, c.head_dim, c.num_slots, x.k, x.s, x.q, x.logits, c.keys_by_slot);
+  slots_softmax(c, x.logits, x.logits);
+  slots_forward<false>(c, in, c.num_slots, c.head_dim_v, x.s, x.v, x.logits, x.wide,
+                       c.values_by_value);
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    store_chunk_rows(x.wide.row(0, m), in.ld_v, c.rows, c.head_dim_v, c.out[m]);
+  }
+}
+
+/// dl of each member, and what reading adds to decays' gradients.
+inline void slots_softmax_gradient(const SlotsChunk& c, const SlotsInputs& in,
+                                   const SlotsOperands& x) {
+  for (int64_t t = 0; t < c.rows; ++t) {
+    float* sums = c.read_sums + t * in.ld_m;
+    fill_row(sums, c.num_slots, 0);
+    for (int64_t m = 0; m < c.num_members; ++m) {
+      const float* p = x.weights.row(t, m);
+      const float* dp = x.dp.row(t, m);
+      const float* l = x.logits.row(t, m);
+      float* dl = x.dlogits.row(t, m);
+      const Vf mean = broadcast(row_dot(p, dp, c.num_slots));
+      for (int64_t i = 0; i < c.num_slots; i += kLanes) {
+        const Vf gradient = load(p + i) * (load(dp + i) - mean);
+        store(dl + i, gradient);
+        const Vf read = fma(load(p + i), load(dp + i), load(l + i) * gradient);
+        store(sums + i, load(sums + i) + read);
+      }
+    }
+  }
+}
+
+inline void slots_bwd_queries(const SlotsChunk& c) {
+  SlotsInputs in = pack_slots(c);
+  pack_slots_dout(c, in);
+  const SlotsOperands x(c, in);
+  slots_forward<true>(c, in, c.head_dim, c.num_slots, x.k, x.s, x.q, x.logits, c.keys_by_slot);
+  slots_softmax(c, x.logits, x.weights);
+  slots_forward<true>(c, in, c.head_dim_v, c.num_slots, x.v, x.s, x.wide, x.dp, c.values_by_slot);
+  slots_softmax_gradient(c, in, x);
+  slots_forward<false>(c, in, c.num_slots, c.head_dim, x.s, x.k, x.dlogits, x.keys, c.keys_by_key);
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    for (int64_t t = 0; t < c.rows; ++t) scale_row(x.keys.row(t, m), c.head_dim, c.scale);
+    store_chunk_rows(x.keys.row(0, m), in.ld_k, c.rows, c.head_dim, c.dq[m]);
+  }
+}
+
+inline void slots_state_dots(const SlotsChunk& c, const SlotsChunk& d) {
+  const auto dot = [](const float* x, const float* dx, int64_t depth, int64_t i) {
+    const int64_t first = i / kStripWidth * kStripWidth * depth + i % kStripWidth;
+    double sum = 0;
+    for (int64_t n = 0; n < depth; ++n) {
+      const int64_t at = first + n * kStripWidth;
+      if (dx[at] != 0) sum += static_cast<double>(x[at]) * static_cast<double>(dx[at]);
+    }
+    return sum;
+  };
+  for (int64_t i = 0; i < c.num_slots; ++i) {
+    c.passing[i] = dot(c.keys_by_slot, d.keys_by_slot, c.head_dim, i) +
+                   dot(c.values_by_slot, d.values_by_slot, c.head_dim_v, i);
+  }
+}
+
+/// dg of the rows of a chunk, from ds.
+inline void slots_gate_gradients(const SlotsChunk& c, const SlotsInputs& in, const float* ds,
+                                 float* dg) {
+  for (int64_t t = c.rows - 1; t >= 0; --t) {
+    for (int64_t i = 0; i < c.num_slots; ++i) {
+      const int64_t at = t * in.ld_m + i;
+      double sum = c.passing[i] + static_cast<double>(c.read_sums[at]);
+      sum = in.decay[at] == 0 ? 0 : sum - static_cast<double>(in.s[at] * ds[at]);
+      c.passing[i] = sum;
+      dg[at] = static_cast<float>(sum);
+    }
+  }
+}
+
+inline void slots_bwd_keys(const SlotsChunk& c) {
+  SlotsInputs in = pack_slots(c);
+  pack_slots_dout(c, in);
+  const SlotsOperands x(c, in);
+  slots_backward<true>(c, in, c.head_dim, c.num_slots, x.q, x.dlogits, x.k, x.slots,
+                       c.keys_by_slot);
+  slots_backward<true>(c, in, c.head_dim_v, c.num_slots, x.wide, x.weights, x.v, x.more_slots,
+                       c.values_by_slot);
+  slots_backward<false>(c, in, c.num_slots, c.head_dim, x.dlogits, x.q, x.s, x.keys, c.keys_by_key);
+  slots_backward<false>(c, in, c.num_slots, c.head_dim_v, x.weights, x.wide, x.s, x.values,
+                        c.values_by_value);
+  for (int64_t t = 0; t < c.rows; ++t) {
+    for (int64_t i = t * in.ld_m; i < t * in.ld_m + c.num_slots; i += kLanes) {
+      store(in.slots + i, load(in.slots + i) + load(in.more_slots + i));
+    }
+  }
+  slots_gate_gradients(c, in, in.slots, in.more_slots);
+  store_chunk_rows(in.keys, in.ld_k, c.rows, c.head_dim, c.dk);
+  store_chunk_rows(in.values, in.ld_v, c.rows, c.head_dim_v, c.dv);
+  store_chunk_rows(in.slots, in.ld_m, c.rows, c.num_slots, c.ds);
+  store_chunk_rows(in.more_slots, in.ld_m, c.rows, c.num_slots, c.dg);
+}
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What one instruction set offers to the launchers of gated slot attention. Formulas are in
+// slots.hpp.
+#pragma once
+
+#include "cpu/kernels/chunk_rows.hpp"
+
+namespace flashtile::cpu {
+
+/// Some rows of one state head: all slots, and all output heads that read them. Each state is there
+/// as strips of what it is summed along with (recurrent_types.hpp): columns are slots, key
+/// dimensions or value dimensions.
+struct SlotsChunk {
+  float scale;
+  int64_t rows;
+  int64_t max_rows;  ///< that the scratch was made for
+  int64_t num_slots;
+  int64_t head_dim;
+  int64_t head_dim_v;
+  int64_t num_members;  ///< output heads
+  const ChunkRows* q;
+  const ChunkRows* out;
+  ChunkRows k, v, s, g;
+  float* keys_by_slot;     ///< Sk: head_dim rows, columns are slots
+  float* keys_by_key;      ///< Sk transposed: a row for each slot; of a backward
+  float* values_by_slot;   ///< Sv transposed: head_dim_v rows, columns are slots; of a backward
+  float* values_by_value;  ///< Sv: a row for each slot
+  // Of a backward; gradients of the states in the same forms, after the last forward chunk.
+  const ChunkRows* dout;
+  const ChunkRows* dq;
+  ChunkRows dk, dv, ds, dg;
+  float* weights;    ///< p of these rows, whole strips of slots, by member
+  float* dlogits;    ///< likewise
+  float* read_sums;  ///< what reading adds to a decay's gradient, whole strips of slots
+  double* passing;   ///< num_slots sums of the states times their gradients
+  char* scratch;
+};
+
+struct SlotsKernels {
+  int64_t (*scratch_bytes)(const SlotsChunk& shape);
+  void (*fwd_chunk)(const SlotsChunk& chunk);
+  /// First chunk first: weights and dlogits of all rows, and dq.
+  void (*bwd_queries)(const SlotsChunk& chunk);
+  /// passing = the sums by slot of keys_by_slot and values_by_slot times those of `dchunk`.
+  void (*state_dots)(const SlotsChunk& chunk, const SlotsChunk& dchunk);
+  /// Last chunk first, with gradients of states in the place of states.
+  void (*bwd_keys)(const SlotsChunk& chunk);
+};
+
+}  // namespace flashtile::cpu
