@@ -361,6 +361,10 @@ def test_selective_scan_and_its_step():
         same(out, expected[:, :, t])
     same(pool[slots], final)
     assert not pool[1].any()
+    with pytest.raises(NotImplementedError, match="dt_rms_weight has 6 channels"):
+        selective_scan_interface.mamba_inner_fn(
+            torch.cat([u, z], 1), random(channels, 1, 4), None, random(2 + 2 * n, channels),
+            random(channels, 2), random(5, channels), None, A, dt_rms_weight=torch.ones(channels))
     constant = selective_scan_interface.selective_scan_fn(
         u, delta, A, random(channels, n), c, delta_bias=bias, delta_softplus=True)
     assert constant.shape == u.shape

@@ -150,6 +150,21 @@ def test_compiled_steps_in_slots():
     assert (pool[[0, 2]] == 0.5).all() and (pool[[1, 3]] != 0.5).all()
 
 
+def test_torch_checks_the_ops():
+    """PyTorch's own checks: schema, autograd, fake kernels, and all of it under a compiler."""
+    given = arguments("gated_delta_rule")
+    leaves("gated_delta_rule", given)
+    tensors = [given.get(row.name) for row in OPS["gated_delta_rule"].inputs]
+    torch.library.opcheck(torch.ops.flashtile.gated_delta_rule_fwd,
+                          (*tensors, None, True, True, None, None))
+    step = {key: value.detach() for key, value in row("gated_delta_rule", given, 0).items()}
+    tensors = [step.get(entry.name) for entry in OPS["gated_delta_rule"].step.tensors
+               if entry.direction == "in"]
+    states = given["initial_state"].detach().clone()
+    torch.library.opcheck(torch.ops.flashtile.gated_delta_rule_step,
+                          (*tensors, states, None, True, None, None))
+
+
 def test_autocast_casts_operands_and_leaves_gates():
     given = arguments("gated_delta_rule")
     wanted = leaves("gated_delta_rule", given)

@@ -54,6 +54,10 @@ def mamba_inner_fn(xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_wei
     x, z = xz.chunk(2, 1)
     x = causal_conv1d_fn(x, conv1d_weight.squeeze(1), conv1d_bias, activation="silu")
     rank, size = delta_proj_weight.shape[1], A.shape[-1]
+    if dt_rms_weight is not None and dt_rms_weight.shape[0] != rank:
+        raise NotImplementedError(
+            f"mamba_inner_fn: dt_rms_weight has {dt_rms_weight.shape[0]} channels: flashtile has "
+            f"the norm in front of delta's projection only, of {rank}")
     projected = functional.linear(x.transpose(1, 2), x_proj_weight)
     delta = _normed(projected[..., :rank], dt_rms_weight, b_c_dt_rms_eps)
     delta = functional.linear(delta, delta_proj_weight).transpose(1, 2)
