@@ -21,6 +21,9 @@ inline int64_t strip_columns(const RecurrentKernels& kernels, int64_t dim) {
   return ceil_div(dim, kernels.strip_width) * kernels.strip_width;
 }
 
+/// How a row of an op changes the state.
+RecurrentUpdate recurrent_update(const LinearOp& op);
+
 /// Of one head, as kernels take it; empty where there is none.
 std::vector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head);
 
@@ -41,6 +44,11 @@ LinearPlan plan_states(const IsaEntry& isa, const LinearProblem& problem) {
 LinearPlan plan_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem);
 void launch_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                           const LinearArgs& args, const Context& context);
+
+/// Of scalar decay, too.
+LinearPlan plan_state_step(const IsaEntry& isa, const LinearProblem& problem);
+void launch_state_step(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                       const LinearArgs& args, const Context& context);
 
 LinearPlan plan_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem);
 void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,

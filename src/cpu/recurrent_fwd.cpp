@@ -77,9 +77,7 @@ class RecurrentStream {
       out_.push_back(rows(args_.out, head_out, begin));
     }
     RecurrentChunk chunk{};
-    chunk.update = op.update == LinearUpdate::kDelta     ? RecurrentUpdate::kDelta
-                   : op.update == LinearUpdate::kLowRank ? RecurrentUpdate::kLowRank
-                                                         : RecurrentUpdate::kAdd;
+    chunk.update = recurrent_update(op);
     chunk.reads_before = op.reads_before;
     chunk.normalizes = args_.qk_l2norm;
     chunk.scale = static_cast<float>(problem_.scale);
@@ -117,6 +115,11 @@ class RecurrentStream {
 };
 
 }  // namespace
+
+RecurrentUpdate recurrent_update(const LinearOp& op) {
+  if (op.update == LinearUpdate::kDelta) return RecurrentUpdate::kDelta;
+  return op.update == LinearUpdate::kLowRank ? RecurrentUpdate::kLowRank : RecurrentUpdate::kAdd;
+}
 
 std::vector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head) {
   std::vector<float> bonus;

@@ -142,6 +142,23 @@ std::vector<MergeImplementation> merge_list(std::index_sequence<index...>) {
   return available<MergeImplementation>(all);
 }
 
+/// A step as a forward of one row for each sequence.
+template <size_t index, PlanLinear plan, LaunchLinear launch>
+LinearImplementation step_by_forward() {
+  LinearImplementation step = linear_implementation<index, plan, launch>();
+  step.launch = [](const LinearProblem& p, const LinearPlan&, const LinearArgs& args,
+                   const Context& context) {
+    launch_step(linear_implementation<index, plan, launch>(), p, args, context);
+  };
+  return step;
+}
+
+template <PlanLinear plan, LaunchLinear launch, size_t... index>
+std::vector<LinearImplementation> step_by_forward_list(std::index_sequence<index...>) {
+  const LinearImplementation all[] = {step_by_forward<index, plan, launch>()...};
+  return available<LinearImplementation>(all);
+}
+
 template <PlanLinear plan, LaunchLinear launch, size_t... index>
 std::vector<LinearImplementation> linear_list(std::index_sequence<index...>) {
   const LinearImplementation all[] = {linear_implementation<index, plan, launch>()...};
@@ -163,21 +180,27 @@ std::vector<LinearImplementation> cpu_linear_implementations(const LinearOp& op,
   using namespace cpu;
   const auto entries = std::make_index_sequence<kNumEntries>();
   const bool is_backward = pass == LinearPass::kBackward;
+  const bool is_step = pass == LinearPass::kStep;
   switch (op.family) {
     case LinearFamily::kScalarDecay:
+      if (is_step) return linear_list<plan_state_step, launch_state_step>(entries);
       return is_backward ? linear_list<plan_scalar_decay_bwd, launch_scalar_decay_bwd>(entries)
                          : linear_list<plan_scalar_decay_fwd, launch_scalar_decay_fwd>(entries);
     case LinearFamily::kVectorDecay:
+      if (is_step) return linear_list<plan_state_step, launch_state_step>(entries);
       return is_backward ? linear_list<plan_vector_decay_bwd, launch_vector_decay_bwd>(entries)
                          : linear_list<plan_recurrent_fwd, launch_recurrent_fwd>(entries);
     case LinearFamily::kDelta:
+      if (is_step) return linear_list<plan_state_step, launch_state_step>(entries);
       return is_backward ? linear_list<plan_delta_bwd, launch_delta_bwd>(entries)
                          : linear_list<plan_recurrent_fwd, launch_recurrent_fwd>(entries);
     case LinearFamily::kSlots:
+      if (is_step) return step_by_forward_list<plan_slots_fwd, launch_slots_fwd>(entries);
       return is_backward ? linear_list<plan_slots_bwd, launch_slots_bwd>(entries)
                          : linear_list<plan_slots_fwd, launch_slots_fwd>(entries);
     case LinearFamily::kScan:
       if (!has_scan_kernels(op)) return {};
+      if (is_step) return step_by_forward_list<plan_scan_fwd, launch_scan_fwd>(entries);
       return is_backward ? linear_list<plan_scan_bwd, launch_scan_bwd>(entries)
                          : linear_list<plan_scan_fwd, launch_scan_fwd>(entries);
     default:

@@ -53,6 +53,10 @@ constexpr const char* kProblems[] = {
     "gsa_bwd:b1:hq4:hkv2:t97:d33:dv70:m40:initial_state_k:initial_state_v:dfinal_state_k:dfinal_"
     "state_v",
     "gsa_bwd:hq2:d20:dv24:m70:cu_seqlens={0,40,40,141}",
+    "gated_delta_rule_step:b2:hq2:hv4:d64:dv150:lines5:state_slots={3,0}:qk_l2norm",
+    "mlstm_exp_step:b3:hq4:hkv2:d40:dv300",
+    "rwkv6_step:b2:hq4:hkv2:d40:dv129:bf16",
+    "mamba2_step:b2:hq4:num_groups=2:d64:dv64:D:dt_softplus",
     "hgrn_fwd:b2:c13:t97:initial_state:final_state:bf16",
     "hgrn_bwd:b2:c130:t97:initial_state:dfinal_state",
     "mamba1_fwd:b2:c96:num_groups=2:t97:d16:D:dt_bias:z:dt_softplus:initial_state:final_state",

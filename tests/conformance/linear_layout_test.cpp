@@ -25,8 +25,8 @@ Layout turned(const TensorView& tensor) {
 void expect_same_by_strides(const std::string& text) {
   const cli::OwnedCall call = linear_call(text);
   for (const std::string& implementation : call.call.spec().implementations()) {
-    const cli::OwnedCall plain = cli::with_own_outputs(call.call);
     for (const bool is_turned : {false, true}) {
+      const cli::OwnedCall plain = cli::with_own_outputs(call.call);
       const LaidOutCall laid_out(call.call, [&](std::string_view, const TensorView& tensor) {
         return is_turned ? turned(tensor) : Layout{};
       });
@@ -42,6 +42,7 @@ TEST(LinearLayout, AnyStridesGiveTheSameBits) {
   for_each_linear_case([](const LinearCase& one) {
     expect_same_by_strides(one.forward("b2:t7"));
     expect_same_by_strides(one.forward("cu_seqlens={0,3,3,8}") + ":bf16");
+    expect_same_by_strides(one.step());
     expect_same_by_strides(one.backward("b2:t7"));
     expect_same_by_strides(one.backward("cu_seqlens={0,3,3,8}") + ":f16");
   });

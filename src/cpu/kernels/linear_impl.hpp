@@ -11,6 +11,7 @@
 #include "cpu/kernels/scan.hpp"
 #include "cpu/kernels/selective_scan.hpp"
 #include "cpu/kernels/slots.hpp"
+#include "cpu/kernels/state_step.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
@@ -39,6 +40,7 @@ inline constexpr RecurrentKernels kRecurrentKernels = {
     recurrent_load_strips,
     recurrent_store_strips,
     recurrent_fwd_chunk,
+    state_step,
     recurrent_bwd_scratch_bytes,
     recurrent_bwd_queries,
     recurrent_state_dots,

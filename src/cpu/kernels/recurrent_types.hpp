@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/kernels/chunk_rows.hpp"
+#include "cpu/kernels/scalar_decay_types.hpp"
 
 namespace flashtile::cpu {
 
@@ -40,6 +41,20 @@ struct RecurrentChunk {
   const float* bonus;   ///< head_dim weights of the row's own k v' in what is read; may be null
   float* strips;        ///< from first_strip on
   char* scratch;
+};
+
+/// One row of one state in place. `inputs` has one row and no strips.
+struct StateStep {
+  RecurrentChunk inputs;
+  float weight;  ///< of k v'
+  float* state;  ///< head_dim rows of head_dim_v floats, ld floats apart
+  int64_t ld;
+  const float* next_state;  ///< of the same shape, fetched meanwhile; may be null
+  ChunkDivisor divisor;
+  float floor;  ///< of ChunkDivisor::kAtLeastFloor
+  float* norm;  ///< head_dim floats, the sum of keys; null without a divisor
+  int64_t norm_stride;
+  const float* skip;  ///< head_dim_v factors of v, added to the output; may be null
 };
 
 /// Some rows of one state of vector decay backward, for all strips. The state and one copy of its
@@ -123,6 +138,7 @@ struct RecurrentKernels {
   void (*store_strips)(const float* strips, int64_t head_dim, int64_t head_dim_v, int64_t first,
                        int64_t count, float* state, int64_t ld);
   void (*fwd_chunk)(const RecurrentChunk& chunk);
+  void (*step)(const StateStep& step);
 
   int64_t (*bwd_scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
                                int64_t num_members);

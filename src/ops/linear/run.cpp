@@ -21,8 +21,7 @@ struct OpImplementations {
 
 std::unique_ptr<OpImplementations> make_implementations(const LinearOp& op, LinearPass pass) {
   auto made = std::make_unique<OpImplementations>();
-  // A step is a forward of one row, and has no kernels of its own.
-  if (pass != LinearPass::kStep) made->list = cpu_linear_implementations(op, pass);
+  made->list = cpu_linear_implementations(op, pass);
   made->list.push_back(linear_reference(op, pass));
   // Views of the names follow once none of them moves any more.
   for (const LinearImplementation& each : made->list) {

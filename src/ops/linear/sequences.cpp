@@ -30,7 +30,7 @@ void for_each_of_state(const TensorView& tensor, int64_t batch_idx, int64_t head
 std::vector<LinearSequence> linear_sequences(const LinearProblem& problem, const LinearArgs& args) {
   std::vector<LinearSequence> sequences;
   for (int64_t b = 0; b < problem.batch_size; ++b) {
-    LinearSequence sequence{b, 0, problem.max_seqlen};
+    LinearSequence sequence{b, 0, problem.max_seqlen, b};
     if (problem.is_packed) {
       sequence.begin = *reinterpret_cast<const int32_t*>(args.cu_seqlens.at({b}));
       sequence.length =

@@ -15,6 +15,7 @@ struct LinearSequence {
   int64_t batch_idx = 0;
   int64_t begin = 0;  ///< packed: its first row; else 0
   int64_t length = 0;
+  int64_t state_idx = 0;  ///< of its line in the states
 };
 
 /// All sequences, in order. Reads cu_seqlens (host memory, already checked).

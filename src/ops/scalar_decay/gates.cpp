@@ -31,7 +31,7 @@ double constant_decay(const LinearProblem& problem, const LinearArgs& args, int6
 
 void exponential_gates(const LinearArgs& args, const HeadRows& i, const HeadRows& f,
                        const LinearSequence& sequence, int64_t head, ScalarGates& gates) {
-  double m = load_state(args.initial_states.max, sequence.batch_idx, head, 1)[0];
+  double m = load_state(args.initial_states.max, sequence.state_idx, head, 1)[0];
   for (int64_t t = 0; t < sequence.length; ++t) {
     const double kept = log_sigmoid(f.load(t)) + m;
     const double added = i.load(t);
