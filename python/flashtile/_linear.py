@@ -52,6 +52,12 @@ class Operator:
         return tuple(row.name for row in self.step.tensors if row.direction == "in-out")
 
     @functools.cached_property
+    def places_of_states(self) -> tuple[int, ...]:
+        """Among the inputs of a step."""
+        rows = [row for row in self.step.tensors if row.is_input]
+        return tuple(place for place, row in enumerate(rows) if row.direction == "in-out")
+
+    @functools.cached_property
     def differentiable(self) -> frozenset[str]:
         """Inputs that have a gradient."""
         return frozenset(row.gradient_of for row in self.backward.tensors if row.gradient_of)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flashtile import _linear
+from flashtile._arrays import library_of
 from flashtile._attention import dtype_name
 from flashtile._linear import Operator
 from flashtile._table import core_op
@@ -50,8 +51,20 @@ def _forward(op: Operator, tensors: tuple[Array, ...], options: tuple[Any, ...],
     return found if return_final_state else found[0]
 
 
+def _check_changeable(op: Operator, name: str, state: Array) -> None:
+    if library_of(state) == "jax":
+        raise ValueError(f"{op.step.name}: {name} is an array of JAX, which cannot change: "
+                         "flashtile.jax.linear takes one row and returns the state behind it")
+    flags = getattr(state, "flags", None)
+    if flags is not None and not getattr(flags, "writeable", True):
+        raise ValueError(f"{op.step.name}: {name} is read-only, expected an array to change")
+
+
 def _step(op: Operator, tensors: tuple[Array, ...], options: tuple[Any, ...], out_dtype: Any,
           out: Array | None, max_workers: int, implementation: str | None) -> Array:
+    for name, place in zip(op.states, op.places_of_states):
+        if tensors[place] is not None:
+            _check_changeable(op, name, tensors[place])
     return core_op(op.step.name).run(
         (*tensors, out), options, None, ("out",), _dtypes(("out",), None, out_dtype),
         implementation, max_workers)[0]

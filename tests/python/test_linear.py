@@ -82,6 +82,9 @@ def test_step_changes_only_its_slots():
     np.testing.assert_allclose(out, expected[:, 0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(pool[slots], state, rtol=1e-5, atol=1e-5)
     assert (pool[[1, 3]] == before[[1, 3]]).all()
+    pool.setflags(write=False)
+    with pytest.raises(ValueError, match="gla_step: state is read-only"):
+        flashtile.linear.gla_step(**row, state=pool, state_slots=slots)
 
 
 def test_results_dtypes_and_forced_implementations():

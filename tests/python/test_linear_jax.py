@@ -56,6 +56,18 @@ def test_what_has_no_gradient_counts_as_constant():
     assert gradients["q"].any() and not gradients["g_gamma"].any()
 
 
+def test_functions_for_all_libraries_take_arrays():
+    import flashtile
+    given = {name: jnp.asarray(array) for name, array in linear_cases.arrays("gla").items()}
+    out, state = flashtile.linear.gla(**given, return_final_state=True)
+    assert isinstance(out, jax.Array) and isinstance(state, jax.Array)
+    expected = linear.gla(**given, return_final_state=True)
+    assert jnp.array_equal(out, expected[0]) and jnp.array_equal(state, expected[1])
+    row = {name: array[:, 0] for name, array in given.items() if name != "initial_state"}
+    with pytest.raises(ValueError, match="state is an array of JAX, which cannot change"):
+        flashtile.linear.gla_step(**row, state=given["initial_state"])
+
+
 def test_refused():
     given = linear_cases.arrays("gla")
     with pytest.raises(ValueError, match="gla_fwd: g is not given"):

@@ -180,6 +180,21 @@ def test_autocast_casts_operands_and_leaves_gates():
     assert all(given[key].grad.dtype == torch.float32 for key in wanted)
 
 
+def test_functions_for_all_libraries_take_tensors():
+    import flashtile
+    given = arguments("kda")
+    out, state = flashtile.linear.kda(**given, return_final_state=True)
+    assert isinstance(out, torch.Tensor)
+    assert torch.equal(state, results_of("kda", given)[1])
+    pool = given["initial_state"].clone()
+    for t in range(out.shape[1]):
+        flashtile.linear.kda_step(**row("kda", given, t), state=pool)
+    torch.testing.assert_close(pool, state, rtol=1e-4, atol=1e-4)
+    leaves("kda", given)
+    with pytest.raises(ValueError, match="requires a gradient, .*: flashtile.torch has the"):
+        flashtile.linear.kda(**given)
+
+
 def test_gradients_through_the_final_state_alone():
     given = arguments("kda")
     leaves("kda", given)
