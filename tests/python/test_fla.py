@@ -270,6 +270,16 @@ def test_dtypes_are_brought_together():
     assert (out.dtype, state.dtype) == (torch.bfloat16, torch.float32)
 
 
+def test_old_name_of_state_v_first():
+    q, k, v = qkv()
+    expected, state = fla.ops.chunk_simple_gla(q, k, v, output_final_state=True)
+    with pytest.warns(DeprecationWarning, match="state_v_first"):
+        out, turned = fla.ops.chunk_simple_gla(q, k, v, output_final_state=True,
+                                               transpose_state_layout=True)
+    same(out, expected)
+    same(turned.transpose(-1, -2), state)
+
+
 def test_refused():
     q, k, v = qkv()
     with pytest.raises(ValueError, match="chunk_retention: head_first is given, expected"):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from flashtile._linear import Operator, operators
 from flashtile.torch import linear
@@ -86,14 +87,16 @@ def _flipped(op: Operator, given: Mapping[str, Tensor], is_packed: bool) -> dict
 def log_decay(x: Tensor, A_log: Tensor | None, bias: Tensor | None = None, *,
               lower_bound: float | None = None, divisor: float | None = None) -> Tensor:
     """Log decays, float32 at least, from what a layer projects: (batch, seqlen, heads) or (...,
-    heads, head_dim); A_log (heads), bias (heads) or (heads, head_dim). See log_decay_gate."""
-    is_scalar = x.dim() == 3
-    rows = x.unsqueeze(-1) if is_scalar else x
+    heads, head_dim); A_log (heads), bias (heads) or (heads, head_dim). What log_decay_gate computes
+    by its reference, in plain PyTorch."""
+    y = x.to(torch.promote_types(x.dtype, torch.float32))
     if bias is not None:
-        bias = bias.reshape(rows.shape[2:])
-    if A_log is None and lower_bound is not None:
-        A_log = rows.new_zeros(rows.shape[2], dtype=torch.float32)
-    out, _ = call("log_decay_gate", {"x": rows, "bias": bias, "A_log": A_log},
-                  lower_bound=lower_bound, divisor=divisor,
-                  out_dtype=torch.promote_types(x.dtype, torch.float32))
-    return out.squeeze(-1) if is_scalar else out
+        y = y + bias.reshape(x.shape[2:])
+    rate = None if A_log is None else A_log.to(y.dtype).exp()
+    if rate is not None and x.dim() == 4:
+        rate = rate.unsqueeze(-1)
+    if lower_bound is not None:
+        y = lower_bound * torch.sigmoid(y if rate is None else rate * y)
+    else:
+        y = functional.logsigmoid(y) if rate is None else -rate * functional.softplus(y)
+    return y if divisor is None else y / divisor

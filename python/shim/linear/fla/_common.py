@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the functions share: how an argument there becomes one here."""
 
+import warnings
+
 import torch
 
 from flashtile.torch import _rows
@@ -19,7 +21,8 @@ def takes(name, others, *refused):
             if value:
                 raise ValueError(f"{name}: head_first is given, {_LAYOUT}")
         elif key == "transpose_state_layout":
-            continue
+            warnings.warn(f"{name}: transpose_state_layout is now state_v_first",
+                          DeprecationWarning, stacklevel=3)
         elif key in refused or key == "cp_context":
             if value is not None and value is not False:
                 raise NotImplementedError(f"{name}: flashtile has no {key}")
