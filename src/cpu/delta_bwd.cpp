@@ -112,16 +112,23 @@ class DeltaBwdState {
                         ld_v_, memory.rows + first);
   }
 
-  /// Gradients of keys, queries and decays; after all of run_values.
-  void run_keys(const StripRange& strips, const DeltaStripMemory& memory) {
+  /// Gradients of keys, queries and decays; after all of run_values. Calls behind(n) after the last
+  /// pass over chunk n.
+  template <class Behind>
+  void run_keys(const StripRange& strips, const DeltaStripMemory& memory, const Behind& behind) {
     load_keys(args_.initial_states.state, strips, memory, memory.state);
     for_each_chunk([&](const DeltaBwdChunk& c) { kernels_.delta_bwd.keys_forward(c); }, strips,
                    memory.state, memory);
     load_keys(args_.dfinal_states.state, strips, memory, memory.dstate);
     kernels_.delta_bwd.state_dots(make_chunk(0, strips, memory.dstate, memory), memory.state,
                                   memory.dstate);
-    for_each_chunk_back([&](const DeltaBwdChunk& c) { kernels_.delta_bwd.keys_backward(c); },
-                        strips, memory.dstate, memory);
+    int64_t n = num_chunks();
+    for_each_chunk_back(
+        [&](const DeltaBwdChunk& c) {
+          kernels_.delta_bwd.keys_backward(c);
+          behind(--n);
+        },
+        strips, memory.dstate, memory);
   }
 
   /// Chunk n of what is left, once all strips are done.
@@ -139,14 +146,19 @@ class DeltaBwdState {
   void for_each_chunk(const Body& body, const StripRange& strips, float* state,
                       const DeltaStripMemory& memory) {
     for (int64_t n = 0; n < num_chunks(); ++n) {
-      body(make_chunk(n * max_rows_, strips, state, memory));
+      DeltaBwdChunk chunk = make_chunk(n * max_rows_, strips, state, memory);
+      chunk.next_begin = chunk.rows;
+      chunk.next_end = std::min(chunk.rows + max_rows_, sequence_.length - n * max_rows_);
+      body(chunk);
     }
   }
   template <class Body>
   void for_each_chunk_back(const Body& body, const StripRange& strips, float* state,
                            const DeltaStripMemory& memory) {
     for (int64_t n = num_chunks() - 1; n >= 0; --n) {
-      body(make_chunk(n * max_rows_, strips, state, memory));
+      DeltaBwdChunk chunk = make_chunk(n * max_rows_, strips, state, memory);
+      if (n > 0) chunk.next_begin = -max_rows_;
+      body(chunk);
     }
   }
 
@@ -278,11 +290,10 @@ class DeltaBwdLaunch {
     const DeltaBwdMemory memory = memory_of(worker);
     for_each_state(key, memory.rows, [&](DeltaBwdState& state, bool is_last) {
       state.run_values(state.value_strips(), memory.strips);
-      state.run_keys(state.key_strips(), memory.strips);
-      for (int64_t n = 0; n < state.num_chunks(); ++n) {
+      state.run_keys(state.key_strips(), memory.strips, [&](int64_t n) {
         state.finish_state(n, memory.strips);
         if (is_last) state.finish_keys(n, memory.strips);
-      }
+      });
     });
   }
 
@@ -306,7 +317,7 @@ class DeltaBwdLaunch {
                     });
       for_each_part(state.key_strips(), num_workers,
                     [&](const StripRange& strips, const DeltaStripMemory& memory) {
-                      state.run_keys(strips, memory);
+                      state.run_keys(strips, memory, [](int64_t) {});
                     });
       parallel_for(context_, state.num_chunks(), [&](int64_t n, int worker) {
         const DeltaStripMemory memory = memory_of(worker).strips;

@@ -62,7 +62,10 @@ class RecurrentBwdStream {
     load(args_.initial_states.state, memory_.state, nullptr);
     load(args_.dfinal_states.state, memory_.dstate_transposed, memory_.dstate);
     for (int64_t begin = 0; begin < sequence_.length; begin += max_rows_) {
-      kernels_.bwd_queries(make_chunk(begin));
+      RecurrentBwdChunk chunk = make_chunk(begin);
+      chunk.next_begin = chunk.rows;
+      chunk.next_end = std::min(chunk.rows + max_rows_, sequence_.length - begin);
+      kernels_.bwd_queries(chunk);
     }
     RecurrentBwdChunk ends{};
     ends.head_dim = problem_.head_dim;
@@ -72,7 +75,9 @@ class RecurrentBwdStream {
     ends.passing = memory_.passing;
     kernels_.state_dots(ends);
     for (int64_t n = ceil_div(sequence_.length, max_rows_) - 1; n >= 0; --n) {
-      kernels_.bwd_keys(make_chunk(n * max_rows_));
+      RecurrentBwdChunk chunk = make_chunk(n * max_rows_);
+      if (n > 0) chunk.next_begin = -max_rows_;
+      kernels_.bwd_keys(chunk);
     }
     kernels_.store_strips(memory_.dstate, problem_.head_dim, problem_.head_dim_v, 0,
                           ld_v_ / kernels_.strip_width, memory_.rows, ld_v_);

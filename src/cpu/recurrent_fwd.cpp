@@ -98,6 +98,8 @@ class RecurrentStream {
     chunk.a = rows(in.a, head_, begin);
     chunk.b = rows(in.b, head_, begin);
     chunk.bonus = bonus_.empty() ? nullptr : bonus_.data();
+    chunk.next_begin = count;
+    chunk.next_end = std::min(count + max_rows_, sequence_.length - begin);
     chunk.strips = memory.strips;
     chunk.scratch = memory.scratch;
     kernels_.fwd_chunk(chunk);

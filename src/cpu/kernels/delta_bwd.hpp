@@ -214,6 +214,23 @@ inline void scale_corrections(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
   }
 }
 
+/// The inputs of the chunk that a pass takes next.
+inline RowPrefetch delta_prefetch(const DeltaBwdChunk& c, bool with_q, bool with_v,
+                                  bool with_dout) {
+  RowPrefetch prefetch;
+  const auto add_inputs = [&](const ChunkRows& rows, int64_t dim) {
+    prefetch_rows(rows, c.next_begin, c.next_end, dim, &prefetch);
+  };
+  add_inputs(c.k, c.head_dim);
+  if (c.is_vector_gate) add_inputs(c.g, c.head_dim);
+  add_inputs(c.a, c.head_dim);
+  add_inputs(c.b, c.head_dim);
+  if (with_q) add_inputs(c.q, c.head_dim);
+  if (with_v) add_inputs(c.v, c.head_dim_v);
+  if (with_dout) add_inputs(c.dout, c.head_dim_v);
+  return prefetch;
+}
+
 /// Calls body(column, num_vecs, state) for each strip of `dim` columns.
 template <class Body>
 FLASHTILE_INLINE void for_each_strip(const DeltaBwdChunk& c, int64_t dim, int64_t depth,
@@ -242,10 +259,13 @@ inline int64_t columns_left(int64_t dim, int64_t column) {
 inline void delta_values_forward(const DeltaBwdChunk& c) {
   DeltaBwdInputs in = pack_delta_keys(c);
   pack_delta_values(c.v, c, in.v, in.ld_v);
+  RowPrefetch prefetch = delta_prefetch(c, false, true, false);
+  spread_prefetch(c.num_strips * c.rows, &prefetch);
   for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, float* state) {
     float sum[kStripWidth];
     strip_read(num_vecs, c.head_dim, in.correction, state, sum);
     for (int64_t t = 0; t < c.rows; ++t) {
+      prefetch.step();
       const int64_t at = t * in.ld_k;
       const int64_t at_v = t * in.ld_v + column;
       const bool is_reset = in.resets[t] != 0;
@@ -292,10 +312,13 @@ inline void delta_values_backward(const DeltaBwdChunk& c) {
   DeltaBwdInputs in = pack_delta_keys(c);
   pack_delta_queries(c, in);
   pack_delta_values(c.dout, c, in.dout, in.ld_v);
+  RowPrefetch prefetch = delta_prefetch(c, true, false, true);
+  spread_prefetch(c.num_strips * c.rows, &prefetch);
   for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, float* state) {
     const DeltaPending none{in.ones, in.zeros, in.zeros};
     DeltaPending pending = none;
     for (int64_t t = c.rows - 1; t >= 0; --t) {
+      prefetch.step();
       const int64_t at = t * in.ld_k;
       const int64_t at_v = t * in.ld_v + column;
       DeltaStripRow r{};
@@ -338,8 +361,11 @@ inline void delta_keys_forward(const DeltaBwdChunk& c) {
   pack_delta_values(c.dout, c, in.dout, in.ld_v);
   if (c.is_low_rank) pack_delta_values(c.v, c, in.v, in.ld_v);
   scale_corrections(c, in);
+  RowPrefetch prefetch = delta_prefetch(c, false, c.is_low_rank, true);
+  spread_prefetch(c.num_strips * c.rows, &prefetch);
   for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, float* state) {
     for (int64_t t = 0; t < c.rows; ++t) {
+      prefetch.step();
       const int64_t at = t * in.ld_k + column;
       const int64_t at_v = t * in.ld_v;
       float sum[kStripWidth];
@@ -453,10 +479,16 @@ inline void delta_keys_backward(const DeltaBwdChunk& c) {
   pack_delta_values(c.dout, c, in.dout, in.ld_v);
   if (c.is_low_rank) pack_delta_values(c.v, c, in.v, in.ld_v);
   scale_corrections(c, in);
+  RowPrefetch prefetch = delta_prefetch(c, true, c.is_low_rank, true);
+  prefetch_rows(c.dq_rows, 0, c.rows, c.head_dim, &prefetch);
+  prefetch_rows(c.dk_rows, 0, c.rows, c.head_dim, &prefetch);
+  if (!c.is_low_rank) prefetch_rows(c.dv_rows, 0, c.rows, c.head_dim_v, &prefetch);
+  spread_prefetch(c.num_strips * c.rows, &prefetch);
   for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, float* state) {
     const DeltaPending none{in.ones, in.zeros, in.zeros};
     DeltaPending pending = none;
     for (int64_t t = c.rows - 1; t >= 0; --t) {
+      prefetch.step();
       const int64_t at = t * in.ld_k + column;
       const int64_t at_v = t * in.ld_v;
       DeltaStripRow r{};

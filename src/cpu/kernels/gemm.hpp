@@ -43,7 +43,7 @@ struct GemmA {
 /// Rows to be fetched into the second cache while products run, some lines for each tile: as many
 /// as the processor waits for at once. Rows that lie far apart it does not see coming by itself.
 struct RowPrefetch {
-  static constexpr int kMaxSets = 8;
+  static constexpr int kMaxSets = 12;
   static constexpr int64_t kLine = 64;
   struct Set {
     const char* row;

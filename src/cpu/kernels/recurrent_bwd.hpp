@@ -157,13 +157,40 @@ inline void pack_bwd_inputs(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) 
   set_decays(c.g, /*is_vector_gate=*/true, c.rows, c.head_dim, in.decay, in.ld_k, in.resets);
 }
 
+/// The rows that a pass writes, and the inputs of the chunk that it takes next.
+inline RowPrefetch recurrent_bwd_prefetch(const RecurrentBwdChunk& c, bool is_query) {
+  RowPrefetch prefetch;
+  const auto add_inputs = [&](const ChunkRows& rows, int64_t dim) {
+    prefetch_rows(rows, c.next_begin, c.next_end, dim, &prefetch);
+  };
+  add_inputs(c.k, c.head_dim);
+  add_inputs(c.v, c.head_dim_v);
+  add_inputs(c.g, c.head_dim);
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    add_inputs(c.q[m], c.head_dim);
+    add_inputs(c.dout[m], c.head_dim_v);
+    if (is_query) prefetch_rows(c.dq[m], 0, c.rows, c.head_dim, &prefetch);
+  }
+  if (!is_query) {
+    prefetch_rows(c.dk, 0, c.rows, c.head_dim, &prefetch);
+    prefetch_rows(c.dv, 0, c.rows, c.head_dim_v, &prefetch);
+    prefetch_rows(c.dg, 0, c.rows, c.head_dim, &prefetch);
+  }
+  const int64_t key_strips = whole_strips(c.head_dim) / kStripWidth;
+  const int64_t value_strips = is_query ? 0 : whole_strips(c.head_dim_v) / kStripWidth;
+  spread_prefetch((key_strips + value_strips) * c.rows, &prefetch);
+  return prefetch;
+}
+
 /// dQ before the scale for all strips of key dimensions, forward over the rows.
 template <StripOrder kOrder>
 void query_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
+  RowPrefetch prefetch = recurrent_bwd_prefetch(c, /*is_query=*/true);
   for (int64_t column = 0; column < c.head_dim; column += kStripWidth) {
     const int64_t num_vecs = padded(c.head_dim - column) / kLanes;
     float* state = c.state + column * c.head_dim_v;
     for (int64_t t = 0; t < c.rows; ++t) {
+      prefetch.step();
       const auto read_others = [&] {
         for (int64_t m = 1; m < c.num_members; ++m) {
           const int64_t row = m * c.max_rows + t;
@@ -186,11 +213,13 @@ void query_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
 /// dK and dV, backward over the rows.
 template <StripOrder kOrder>
 void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
+  RowPrefetch prefetch = recurrent_bwd_prefetch(c, /*is_query=*/false);
   const int64_t q_step = c.max_rows * in.ld_k;
   const int64_t dout_step = c.max_rows * in.ld_v;
   for (int64_t column = 0; column < c.head_dim; column += kStripWidth) {
     const int64_t num_vecs = padded(c.head_dim - column) / kLanes;
     for (int64_t t = c.rows - 1; t >= 0; --t) {
+      prefetch.step();
       const int64_t at = t * in.ld_k + column;
       strip_row_of<kOrder, true>(
           num_vecs,
@@ -202,6 +231,7 @@ void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
   for (int64_t column = 0; column < c.head_dim_v; column += kStripWidth) {
     const int64_t num_vecs = padded(c.head_dim_v - column) / kLanes;
     for (int64_t t = c.rows - 1; t >= 0; --t) {
+      prefetch.step();
       const int64_t at = t * in.ld_v + column;
       strip_row_of<kOrder, false>(
           num_vecs,

@@ -185,7 +185,7 @@ void clear_reset_rows(const float* decay, int64_t head_dim, float* state) {
 /// All rows of a chunk for one strip of kVecs vectors, from column `column` of v and out.
 template <RecurrentUpdate kUpdate, bool kReadsBefore, int kVecs>
 void recurrent_strip(const RecurrentChunk& c, const RecurrentInputs& in, int64_t column,
-                     float* state) {
+                     float* state, RowPrefetch* prefetch) {
   constexpr bool kIsDelta = kUpdate == RecurrentUpdate::kDelta;
   constexpr bool kIsLowRank = kUpdate == RecurrentUpdate::kLowRank;
   const int64_t ld = in.ld_k;
@@ -197,6 +197,7 @@ void recurrent_strip(const RecurrentChunk& c, const RecurrentInputs& in, int64_t
     const float* b = in.b + t * ld;
     const float* next = in.read + (t + 1 < c.rows ? t + 1 : t) * ld;
     const bool is_reset = in.resets[t] != 0;
+    prefetch->step();
     StripVectors<kVecs> value, added, sum;
     FLASHTILE_UNROLL
     for (int n = 0; n < kVecs; ++n) {
@@ -253,18 +254,39 @@ void recurrent_strip(const RecurrentChunk& c, const RecurrentInputs& in, int64_t
 
 template <RecurrentUpdate kUpdate, bool kReadsBefore, int kVecs>
 FLASHTILE_INLINE void recurrent_strip_of(int64_t num_vecs, const RecurrentChunk& c,
-                                         const RecurrentInputs& in, int64_t column, float* state) {
+                                         const RecurrentInputs& in, int64_t column, float* state,
+                                         RowPrefetch* prefetch) {
   if (num_vecs >= kVecs) {
-    return recurrent_strip<kUpdate, kReadsBefore, kVecs>(c, in, column, state);
+    return recurrent_strip<kUpdate, kReadsBefore, kVecs>(c, in, column, state, prefetch);
   }
   if constexpr (kVecs > 1) {
-    recurrent_strip_of<kUpdate, kReadsBefore, kVecs - 1>(num_vecs, c, in, column, state);
+    recurrent_strip_of<kUpdate, kReadsBefore, kVecs - 1>(num_vecs, c, in, column, state, prefetch);
   }
+}
+
+/// The output rows, and the inputs of the following chunk.
+inline RowPrefetch recurrent_prefetch(const RecurrentChunk& c) {
+  RowPrefetch prefetch;
+  const auto add_inputs = [&](const ChunkRows& rows, int64_t dim) {
+    prefetch_rows(rows, c.next_begin, c.next_end, dim, &prefetch);
+  };
+  add_inputs(c.k, c.head_dim);
+  add_inputs(c.v, c.head_dim_v);
+  if (c.is_vector_gate) add_inputs(c.g, c.head_dim);
+  add_inputs(c.a, c.head_dim);
+  add_inputs(c.b, c.head_dim);
+  for (int64_t member = 0; member < c.num_members; ++member) {
+    prefetch_rows(c.out[member], 0, c.rows, c.head_dim_v, &prefetch);
+    add_inputs(c.q[member], c.head_dim);
+  }
+  spread_prefetch(c.num_strips * c.rows, &prefetch);
+  return prefetch;
 }
 
 inline void recurrent_fwd_chunk(const RecurrentChunk& c) {
   RecurrentInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v, c.num_members);
   pack_recurrent_inputs(c, in);
+  RowPrefetch prefetch = recurrent_prefetch(c);
   const int64_t begin = c.first_strip * kStripWidth;
   int64_t end = begin;
   for (int64_t n = 0; n < c.num_strips; ++n) {
@@ -272,15 +294,15 @@ inline void recurrent_fwd_chunk(const RecurrentChunk& c) {
     const int64_t num_vecs = padded(c.head_dim_v - column) / kLanes;
     float* state = c.strips + n * c.head_dim * kStripWidth;
     end = column + kStripWidth;
+    const auto run = [&](auto&& strip) { strip(num_vecs, c, in, column, state, &prefetch); };
     if (c.update == RecurrentUpdate::kDelta) {
-      recurrent_strip_of<RecurrentUpdate::kDelta, false, kTileVecs>(num_vecs, c, in, column, state);
+      run(recurrent_strip_of<RecurrentUpdate::kDelta, false, kTileVecs>);
     } else if (c.update == RecurrentUpdate::kLowRank) {
-      recurrent_strip_of<RecurrentUpdate::kLowRank, false, kTileVecs>(num_vecs, c, in, column,
-                                                                      state);
+      run(recurrent_strip_of<RecurrentUpdate::kLowRank, false, kTileVecs>);
     } else if (c.reads_before) {
-      recurrent_strip_of<RecurrentUpdate::kAdd, true, kTileVecs>(num_vecs, c, in, column, state);
+      run(recurrent_strip_of<RecurrentUpdate::kAdd, true, kTileVecs>);
     } else {
-      recurrent_strip_of<RecurrentUpdate::kAdd, false, kTileVecs>(num_vecs, c, in, column, state);
+      run(recurrent_strip_of<RecurrentUpdate::kAdd, false, kTileVecs>);
     }
   }
   if (end > c.head_dim_v) end = c.head_dim_v;

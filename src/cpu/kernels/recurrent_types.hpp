@@ -39,7 +39,9 @@ struct RecurrentChunk {
   ChunkRows beta;       ///< kDelta
   ChunkRows a, b;       ///< kLowRank
   const float* bonus;   ///< head_dim weights of the row's own k v' in what is read; may be null
-  float* strips;        ///< from first_strip on
+  /// Rows of the inputs that are taken next, counted from this chunk's first: to be fetched.
+  int64_t next_begin, next_end;
+  float* strips;  ///< from first_strip on
   char* scratch;
 };
 
@@ -71,7 +73,9 @@ struct RecurrentBwdChunk {
   int64_t num_members;
   ChunkRows k, v, g;
   const float* bonus;  ///< may be null
-  float* state;        ///< runs forward
+  /// Rows of the inputs that are taken next, counted from this chunk's first: to be fetched.
+  int64_t next_begin, next_end;
+  float* state;  ///< runs forward
   float* dstate_transposed;
   float* dstate;
   const ChunkRows* dq;  ///< of each output head; no data where it is not wanted
@@ -100,7 +104,9 @@ struct DeltaBwdChunk {
   ChunkRows g;     ///< no data: none
   ChunkRows beta;  ///< not for low rank
   ChunkRows a, b;  ///< low rank
-  float* state;    ///< strips from first_strip on; the state or its gradient, as the pass wants it
+  /// Rows of the inputs that are taken next, counted from this chunk's first: to be fetched.
+  int64_t next_begin, next_end;
+  float* state;  ///< strips from first_strip on; the state or its gradient, as the pass wants it
   /// One row for each of these rows, as whole strips.
   float* read;        ///< v - R' k, or S' a
   float* dread;       ///< X' k, or X' b
