@@ -278,6 +278,8 @@ def test_old_name_of_state_v_first():
                                                transpose_state_layout=True)
     same(out, expected)
     same(turned.transpose(-1, -2), state)
+    with pytest.raises(ValueError, match="are both given"):
+        fla.ops.chunk_simple_gla(q, k, v, state_v_first=True, transpose_state_layout=True)
 
 
 def test_refused():

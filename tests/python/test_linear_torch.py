@@ -165,6 +165,31 @@ def test_torch_checks_the_ops():
                           (*tensors, states, None, True, None, None))
 
 
+@pytest.mark.parametrize("name", ["gsa", "gated_norm"])
+def test_vmap_is_one_after_the_other(name):
+    given = arguments(name)
+    stacked = {key: torch.stack([value, 0.5 * value]) for key, value in given.items()}
+    wanted = leaves(name, stacked)
+    shared = next(iter(given))  # the same for both
+
+    def run(values):
+        return results_of(name, {**values, shared: given[shared]})
+
+    dims = {key: 0 for key in stacked if key != shared}
+    found = torch.func.vmap(run, in_dims=(dims,))({key: stacked[key] for key in dims})
+    gradients = torch.autograd.grad(sum(result.square().sum() for result in found),
+                                    [stacked[key] for key in wanted if key != shared])
+    for n in range(2):
+        alone = {key: stacked[key][n].detach().requires_grad_() for key in dims}
+        expected = run(alone)
+        for one, other in zip(found, expected):
+            assert torch.equal(one[n], other)
+        expected = torch.autograd.grad(sum(result.square().sum() for result in expected),
+                                       [alone[key] for key in wanted if key != shared])
+        for one, other in zip(gradients, expected):
+            assert torch.equal(one[n], other)
+
+
 def test_autocast_casts_operands_and_leaves_gates():
     given = arguments("gated_delta_rule")
     wanted = leaves("gated_delta_rule", given)

@@ -6,8 +6,9 @@
 Each operator is three custom ops of torch.library (flashtile::NAME_fwd, _bwd and _step) with fake
 kernels and autograd, made from the operator table: gradients reach every input that has one,
 initial states among them, and come from final states as well. torch.compile takes calls in one
-graph. Under autocast queries, keys and values, and what has their dtype, are cast as operands of
-products are; gates and states stay as they are. Second derivatives are refused."""
+graph; torch.func.vmap runs one after the other. Under autocast queries, keys and values, and what
+has their dtype, are cast as operands of products are; gates and states stay as they are. Second
+derivatives are refused."""
 
 from __future__ import annotations
 
@@ -41,6 +42,21 @@ def _tensor_arguments(rows: Sequence[TensorRow]) -> list[str]:
 
 def _option_arguments(rows: Sequence[OptionRow]) -> list[str]:
     return [f"{_SCHEMA_TYPES[row.type]} {row.name}" for row in rows]
+
+
+def _vmap(op: Any) -> Callable[..., Any]:
+    """The rule of an op: one call after the other."""
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        found = [op(*[
+            value.select(dim, n) if isinstance(value, torch.Tensor) and dim is not None else value
+            for value, dim in zip(arguments, in_dims)]) for n in range(info.batch_size)]
+        if isinstance(found[0], torch.Tensor):
+            return torch.stack(found), 0
+        stacked = [torch.stack(parts) for parts in zip(*found)]
+        if isinstance(found[0], list):
+            return stacked, [0] * len(stacked)
+        return tuple(stacked), (0,) * len(stacked)
+    return rule
 
 
 class _Ops:
@@ -87,6 +103,9 @@ class _Ops:
             f"flashtile::{op.forward.name}", self.autograd, setup_context=self.setup_context,
             lib=_LIBRARY)
         torch.library.register_autograd(f"flashtile::{op.backward.name}", self._no_second,
+                                        lib=_LIBRARY)
+        for table in (op.forward, op.backward):
+            torch.library.register_vmap(f"flashtile::{table.name}", _vmap(self.seen(table.name)),
                                         lib=_LIBRARY)
 
     def seen(self, table_name: str) -> Any:

@@ -13,14 +13,17 @@ _ONLY_HOW = {"cu_seqlens_cpu", "chunk_indices", "chunk_size", "safe_gate", "disa
 _LAYOUT = "expected (batch, seqlen, heads, dim), without head_first"
 
 
-def takes(name, others, *refused):
-    """The keyword arguments beyond those of a signature. Gives state_v_first where it is among
-    them by its old name."""
+def takes(name, others, *refused, state_v_first=False):
+    """Checks the keyword arguments beyond those of a signature. Returns state_v_first, which may be
+    among them by its old name."""
     for key, value in others.items():
         if key == "head_first":
             if value:
                 raise ValueError(f"{name}: head_first is given, {_LAYOUT}")
         elif key == "transpose_state_layout":
+            if state_v_first:
+                raise ValueError(f"{name}: state_v_first and transpose_state_layout are both "
+                                 "given, expected one: they are the same")
             warnings.warn(f"{name}: transpose_state_layout is now state_v_first",
                           DeprecationWarning, stacklevel=3)
         elif key in refused or key == "cp_context":
@@ -28,7 +31,7 @@ def takes(name, others, *refused):
                 raise NotImplementedError(f"{name}: flashtile has no {key}")
         elif key not in _ONLY_HOW:
             raise TypeError(f"{name}() got an unexpected keyword argument '{key}'")
-    return bool(others.get("transpose_state_layout", False))
+    return bool(others.get("transpose_state_layout", state_v_first))
 
 
 def run(name, op, tensors, initial_state=None, output_final_state=False, cu_seqlens=None,

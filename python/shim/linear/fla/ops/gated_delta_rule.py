@@ -26,7 +26,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     """(out, final state); use_gate_in_kernel, A_log and dt_bias are among kwargs."""
     name = "chunk_gated_delta_rule"
     own = {key: kwargs.pop(key, None) for key in ("use_gate_in_kernel", "A_log", "dt_bias")}
-    state_v_first |= takes(name, {**kwargs, "cp_context": cp_context})
+    state_v_first = takes(name, {**kwargs, "cp_context": cp_context}, state_v_first=state_v_first)
     g = gate(g, own["A_log"], own["dt_bias"], own["use_gate_in_kernel"])
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _gated(name, q, k, v, g, None, beta,
@@ -41,7 +41,7 @@ def fused_recurrent_gated_delta_rule(
         state_v_first=False, cu_seqlens=None, **kwargs):
     """(out, final state); g is a decay for each head, gk for each key dimension."""
     name = "fused_recurrent_gated_delta_rule"
-    state_v_first |= takes(name, {**kwargs, "gv": gv}, "gv")
+    state_v_first = takes(name, {**kwargs, "gv": gv}, "gv", state_v_first=state_v_first)
     g = gate(g, A_log, dt_bias, use_gate_in_kernel)
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _gated(name, q, k, v, g, gk, beta,

@@ -20,9 +20,10 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
               use_graph=False, max_num_seqs=None, **kwargs):
     """(out, final state); A_log and dt_bias, for use_gate_in_kernel, are among kwargs."""
     own = {key: kwargs.pop(key, None) for key in ("A_log", "dt_bias")}
-    state_v_first |= takes("chunk_kda", {
+    state_v_first = takes("chunk_kda", {
         **kwargs, "cp_context": cp_context,
-        "return_intermediate_states": return_intermediate_states}, "return_intermediate_states")
+        "return_intermediate_states": return_intermediate_states},
+        "return_intermediate_states", state_v_first=state_v_first)
     g = gate(g, own["A_log"], own["dt_bias"], use_gate_in_kernel, lower_bound)
     return _kda("chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state,
                 use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
@@ -35,7 +36,7 @@ def fused_recurrent_kda(q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, 
                         allow_neg_eigval=False, lower_bound=None, state_v_first=False,
                         cu_seqlens=None, **kwargs):
     """(out, final state)."""
-    state_v_first |= takes("fused_recurrent_kda", kwargs)
+    state_v_first = takes("fused_recurrent_kda", kwargs, state_v_first=state_v_first)
     g = gate(g, A_log, dt_bias, use_gate_in_kernel, lower_bound)
     return _kda("fused_recurrent_kda", q, k, v, g, beta, scale, initial_state, output_final_state,
                 use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,

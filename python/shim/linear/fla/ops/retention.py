@@ -22,7 +22,7 @@ def fused_chunk_retention(q, k, v, scale=None, initial_state=None, output_final_
 def fused_recurrent_retention(q, k, v, scale=None, initial_state=None, output_final_state=False,
                               reverse=False, state_v_first=False, cu_seqlens=None, **kwargs):
     """(out, final state)."""
-    state_v_first |= takes("fused_recurrent_retention", kwargs)
+    state_v_first = takes("fused_recurrent_retention", kwargs, state_v_first=state_v_first)
     return run("fused_recurrent_retention", "retention", {"q": q, "k": k, "v": v}, initial_state,
                output_final_state, cu_seqlens, state_v_first, reverse, scale=scale)
 

@@ -8,7 +8,7 @@ def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=No
                      output_final_state=False, state_v_first=False, cu_seqlens=None,
                      cu_seqlens_cpu=None, **kwargs):
     """(out, final state)."""
-    state_v_first |= takes("chunk_simple_gla", kwargs)
+    state_v_first = takes("chunk_simple_gla", kwargs, state_v_first=state_v_first)
     return run("chunk_simple_gla", "simple_gla",
                {"q": q, "k": k, "v": v, "g": g, "g_gamma": g_gamma}, initial_state,
                output_final_state, cu_seqlens, state_v_first, scale=scale)
@@ -26,7 +26,7 @@ def fused_recurrent_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initia
                                output_final_state=False, reverse=False, state_v_first=False,
                                cu_seqlens=None, **kwargs):
     """(out, final state)."""
-    state_v_first |= takes("fused_recurrent_simple_gla", kwargs)
+    state_v_first = takes("fused_recurrent_simple_gla", kwargs, state_v_first=state_v_first)
     return run("fused_recurrent_simple_gla", "simple_gla",
                {"q": q, "k": k, "v": v, "g": g, "g_gamma": g_gamma}, initial_state,
                output_final_state, cu_seqlens, state_v_first, reverse, scale=scale)
