@@ -44,12 +44,15 @@ def numpy_calls():
     show("numpy: attention", lambda: flashtile.attention(x, x, x))
     show("numpy: attention into out", lambda: flashtile.attention(x, x, x, out=out))
     show("numpy: low-level form", low_level(x, out))
+    state = np.zeros((1, 1, 8, 8), np.float32)
+    show("numpy: linear.gla", lambda: flashtile.linear.gla(x, x, x, x))
+    show("numpy: linear.gla_step", lambda: flashtile.linear.gla_step(x[0], x[0], x[0], x[0], state))
 
 
 def torch_calls(device):
     try:
         import torch
-        import flashtile.torch
+        import flashtile.torch.linear
     except ImportError:
         print("no PyTorch")
         return
@@ -63,6 +66,13 @@ def torch_calls(device):
     show("PyTorch: flashtile.torch (torch.library)", lambda: flashtile.torch.attention(x, x, x))
     show("PyTorch: its scaled_dot_product_attention",
          lambda: torch.nn.functional.scaled_dot_product_attention(*[heads_first] * 3))
+    if device == "cpu":
+        linear, state, wanted = flashtile.torch.linear, torch.zeros(1, 1, 8, 8), x.clone()
+        wanted.requires_grad_()
+        show("PyTorch: torch.linear.gla", lambda: linear.gla(x, x, x, x))
+        show("PyTorch: torch.linear.gla, gradient recorded", lambda: linear.gla(wanted, x, x, x))
+        show("PyTorch: torch.linear.gla_step",
+             lambda: linear.gla_step(x[0], x[0], x[0], x[0], state))
 
 
 def flash_attn_calls(device):
