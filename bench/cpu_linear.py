@@ -1,20 +1,33 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times linear attention beside chunked PyTorch formulations on the CPU.
+"""Times linear attention on the CPU, beside chunked PyTorch formulations where there are any.
 
     bench/cpu_linear.py [--build build/release] [--out bench/results/cpu_linear.jsonl] [--threads 1]
+                        [--parts grid,lengths,step,scan] [--rounds 5]
 
-Needs torch and numpy. The PyTorch side, where there is one, is the chunk form that models fall back
-to without GPU kernels, with gradients by autograd. Both run in one process, in turns, on the same
-random memory; a point is timed only after the two results agree. With one thread the processor time
-of the process is what counts, so that a busy machine changes little; with more it is wall time.
-`share` is the share of the peak of float32 multiply-adds that the count of docs/notebook.md comes
-to, by the best round. One JSON line a point, the first line describes the machine and the commit.
+Needs torch and numpy. Parts:
+
+    grid     4096 rows of 8 heads. The PyTorch side is the chunk form that models fall back to
+             without GPU kernels, with gradients by autograd; both run in one process, in turns, on
+             the same random memory, and a point is timed only after the two results agree
+    lengths  one head from 256 to 262144 rows, beside causal softmax attention up to 32768: time and
+             the most memory that a call adds
+    step     decoding, 64 sequences of 16 heads: `copy_share` is the share of the rate at which
+             PyTorch copies as much memory as the states are; by wall time
+    scan     4096 rows of 1024 channels
+
+With one thread the processor time of the process is what counts, so that a busy machine changes
+little; with more it is wall time. `share` is the share of the peak of float32 multiply-adds that
+the count of docs/notebook.md comes to, by the best round. One JSON line a point, the first line
+describes the machine and the commit. bench/plot_cpu_linear.py draws them.
 """
 
+import ctypes
 import json
+import os
 import re
 import subprocess
+import time
 
 import torch
 
@@ -79,44 +92,57 @@ def torch_gated_delta_rule(q, k, v, g, beta):
 def random_inputs(op, heads, seqlen, dim, dtype):
     make = lambda *shape: torch.randn(1, seqlen, heads, *shape)
     inputs = {name: make(dim).to(dtype) for name in ("q", "k", "v")}
-    inputs["g"] = torch.nn.functional.logsigmoid(make(dim) if op == "gla" else make())
-    if op == "gated_delta_rule":
+    if op == "attention":
+        return inputs
+    if op == "gsa":
+        inputs["s"] = make(dim).sigmoid().to(dtype)
+    if op == "rwkv7":
+        read = torch.nn.functional.normalize(make(dim), dim=-1)
+        return {"r": inputs["q"], "w": -0.6 * make(dim).sigmoid(), "k": inputs["k"],
+                "v": inputs["v"], "a": -read.to(dtype), "b": (read * make(dim).sigmoid()).to(dtype)}
+    has_vector_gate = op in ("gla", "kda", "gsa")
+    inputs["g"] = torch.nn.functional.logsigmoid(make(dim) if has_vector_gate else make())
+    if op in ("gated_delta_rule", "kda"):
         inputs["k"] = torch.nn.functional.normalize(inputs["k"].float(), dim=-1).to(dtype)
         inputs["beta"] = make().sigmoid()
     return inputs
 
 
 PEERS = {"simple_gla": torch_simple_gla, "gated_delta_rule": torch_gated_delta_rule}
-HAS_BACKWARD = ("simple_gla", "gla")
-OPS = ("simple_gla", "gla", "gated_delta_rule")
+OPS = ("simple_gla", "gla", "gated_delta_rule", "kda", "rwkv7", "gsa")
+DELTA_OPS = ("gated_delta_rule", "kda", "rwkv7")
 
 
 def flop_count(op, seqlen, heads, dim):
     """{what: multiply-adds twice}, as docs/notebook.md counts them."""
     rows, chunk, square = seqlen * heads, CHUNK, dim * dim
-    if op == "gated_delta_rule":
-        return {"fwd": rows * (6 * square + chunk * 5 * dim)}
-    forward = rows * (4 * square + chunk * 2 * dim)
-    return {"fwd": forward, "fwd+bwd": forward + rows * (10 * square + chunk * 5 * dim)}
+    if op in DELTA_OPS:
+        forward, backward = 6 * square + chunk * 5 * dim, 16 * square + chunk * 12 * dim
+    else:
+        forward, backward = 4 * square + chunk * 2 * dim, 10 * square + chunk * 5 * dim
+    times = 2 if op == "gsa" else 1  # two recurrences, as many slots as dimensions
+    return {"fwd": times * rows * forward, "fwd+bwd": times * rows * (forward + backward)}
 
 
-def point_functions(library, op, heads, seqlen, dim, dtype, with_peer):
+def point_functions(library, op, heads, seqlen, dim, dtype, with_peer=False):
+    """{pass: {side: function}} and the difference of the sides' results, if there are two."""
     inputs = random_inputs(op, heads, seqlen, dim, dtype)
     out, dout = torch.full_like(inputs["v"], float("nan")), torch.randn_like(inputs["v"])
-    forward = library.call(op + "_fwd", {**inputs, "out": out})
-    forward()
-    functions, pairs = {"fwd": {"flashtile": forward}}, []
+    results, causal = {"out": out}, None
+    if op == "attention":
+        results["lse"], causal = torch.full((1, heads, seqlen), float("nan")), True
+    forward = library.call(op + "_fwd", {**inputs, **results}, causal)
     gradients = {"d" + name: torch.full_like(x, float("nan")) for name, x in inputs.items()}
-    if op in HAS_BACKWARD:
-        backward = library.call(op + "_bwd", {**inputs, "dout": dout, **gradients})
+    kept = results if op == "attention" else {}
+    backward = library.call(op + "_bwd", {**inputs, **kept, "dout": dout, **gradients}, causal)
 
-        def both():
-            forward()
-            backward()
-        both()
-        functions["fwd+bwd"] = {"flashtile": both}
+    def both():
+        forward()
+        backward()
+    functions = {"fwd": {"flashtile": forward}, "fwd+bwd": {"flashtile": both}}
     if not with_peer:
-        return functions, None  # PyTorch's chunks need memory for all of their states
+        return functions, None
+    both()
     leaves = [x.detach().requires_grad_(True) for x in inputs.values()]
 
     def peer_forward():
@@ -126,14 +152,119 @@ def point_functions(library, op, heads, seqlen, dim, dtype, with_peer):
     def peer_both():
         return torch.autograd.grad(PEERS[op](*leaves), leaves, dout)
 
-    pairs.append((out, peer_forward()))
+    pairs = [(out, peer_forward()), *zip(gradients.values(), peer_both())]
     functions["fwd"]["torch"] = peer_forward
-    if op in HAS_BACKWARD:
-        pairs += zip(gradients.values(), peer_both())
-        functions["fwd+bwd"]["torch"] = peer_both
+    functions["fwd+bwd"]["torch"] = peer_both
     error = max(((a.float() - b.float()).abs().max() / b.float().abs().max()).item()
                 for a, b in pairs)
     return functions, error
+
+
+def added_memory(function):
+    """The most bytes that a call has in memory beside what was there before (Linux)."""
+    def status(name):
+        with open("/proc/self/status", encoding="ascii") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+    # What malloc has kept would hide what a call takes.
+    libc, threshold = ctypes.CDLL(None), -3
+    libc.mallopt(threshold, 1 << 16)
+    libc.malloc_trim(0)
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as reset:
+        reset.write("5")
+    before = status("VmRSS")
+    function()
+    added = status("VmHWM") - before
+    libc.mallopt(threshold, 1 << 25)
+    return max(added, 0)
+
+
+def grid_lines(library, arguments, peak):
+    heads, seqlen, dim = 8, 4096, 128
+    for op in OPS:
+        for dtype in (torch.float32, torch.bfloat16):
+            functions, error = point_functions(library, op, heads, seqlen, dim, dtype,
+                                               with_peer=op in PEERS)
+            limit = 1e-4 if dtype == torch.float32 else 4e-2
+            if error is not None and not error < limit:
+                raise SystemExit(f"{op}: the results differ by {error:.2g}, allowed {limit:.2g}")
+            for what, sides in functions.items():
+                line = {"op": op, "pass": what, "dtype": DTYPES[dtype][0], "seqlen": seqlen,
+                        "heads": heads, "head_dim": dim, "error": error}
+                for name, times in interleaved(sides, clock_of(arguments),
+                                               arguments.rounds).items():
+                    line[name + "_ms"] = [round(x, 3) for x in times]
+                count = flop_count(op, seqlen, heads, dim)[what]
+                line["share"] = round(count / line["flashtile_ms"][1] / 1e6 / peak, 3)
+                yield line
+
+
+def length_lines(library, arguments, _):
+    for op, longest in (("attention", 32768), ("simple_gla", 262144), ("gated_delta_rule", 262144)):
+        for seqlen in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144):
+            if seqlen > longest:
+                continue
+            functions, _ = point_functions(library, op, 1, seqlen, 128, torch.float32)
+            rounds = arguments.rounds if seqlen <= 8192 else 1
+            for what, sides in functions.items():
+                sides["flashtile"]()
+                memory = added_memory(sides["flashtile"])
+                times = interleaved(sides, clock_of(arguments), rounds)["flashtile"]
+                yield {"op": op, "pass": what, "dtype": "f32", "seqlen": seqlen, "heads": 1,
+                       "head_dim": 128, "flashtile_ms": [round(x, 3) for x in times],
+                       "added_mb": round(memory / 1e6, 1)}
+
+
+def step_lines(library, arguments, _):
+    batch, heads, dim = 64, 16, 128
+    states = torch.randn(batch, heads, dim, dim)
+    copied = torch.empty_like(states)
+    for op in ("retention", "simple_gla", "gla", "gated_delta_rule", "kda", "rwkv7"):
+        inputs = random_inputs("simple_gla" if op == "retention" else op, heads, batch, dim,
+                               torch.float32)
+        if op == "retention":
+            del inputs["g"]
+        rows = {name: x[0] for name, x in inputs.items()}
+        out = torch.full_like(rows["v"], float("nan"))
+        states.zero_()
+        step = library.call(op + "_step", {**rows, "state": states, "out": out})
+        sides = {"flashtile": step, "copy": lambda: copied.copy_(states)}
+        for run in sides.values():
+            run()
+        times = interleaved(sides, time.perf_counter, 4 * arguments.rounds)
+        line = {"op": op, "pass": "step", "dtype": "f32", "batch": batch, "heads": heads,
+                "head_dim": dim, "state_mb": round(states.numel() * 4 / 1e6, 1)}
+        for name, numbers in times.items():
+            line[name + "_ms"] = [round(x, 3) for x in numbers]
+        line["copy_share"] = round(times["copy"][0] / times["flashtile"][0], 3)
+        yield line
+
+
+def scan_lines(library, arguments, _):
+    seqlen, channels, states = 4096, 1024, 16
+    make = lambda *shape: torch.randn(1, seqlen, *shape)
+    log_decay = lambda x: torch.nn.functional.logsigmoid(x)
+    problems = {
+        "hgrn": {"x": make(channels), "g": log_decay(make(channels))},
+        "rwkv4": {"k": make(channels), "v": make(channels), "w": -torch.rand(channels),
+                  "u_bonus": torch.randn(channels)},
+        "mamba1": {"u": make(channels), "dt": torch.rand(1, seqlen, channels),
+                   "B": make(1, states), "C": make(1, states), "z": make(channels),
+                   "A": -torch.rand(channels, states), "D": torch.randn(channels)},
+    }
+    for op, inputs in problems.items():
+        out, dout = torch.full((1, seqlen, channels), float("nan")), make(channels)
+        gradients = {"d" + name: torch.full_like(x, float("nan")) for name, x in inputs.items()}
+        passes = {"fwd": library.call(op + "_fwd", {**inputs, "out": out}),
+                  "bwd": library.call(op + "_bwd", {**inputs, "dout": dout, **gradients})}
+        for what, run in passes.items():
+            run()
+            times = interleaved({"flashtile": run}, clock_of(arguments), arguments.rounds)
+            yield {"op": op, "pass": what, "dtype": "f32", "seqlen": seqlen, "channels": channels,
+                   "flashtile_ms": [round(x, 3) for x in times["flashtile"]],
+                   "ns_an_element": round(times["flashtile"][1] * 1e6 / seqlen / channels, 2)}
+
+
+PARTS = {"grid": grid_lines, "lengths": length_lines, "step": step_lines, "scan": scan_lines}
 
 
 def measured_peak(build):
@@ -146,34 +277,21 @@ def measured_peak(build):
 
 def main():
     parser = parser_of(__doc__)
+    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--peak", type=float, help="GFLOP/s; otherwise measured, by wall time")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(arguments.threads)
+    os.environ["FLASHTILE_NUM_THREADS"] = str(arguments.threads)
     build = ROOT / arguments.build
     library = Library(build / "libflashtile.so")
-    clock = clock_of(arguments)
     peak = (arguments.peak or measured_peak(build)) * arguments.threads
     lines = [{**machine(arguments), "peak_f32_gflops": peak}]
     print(json.dumps(lines[0]), flush=True)
-    points = [(op, dtype, 8, 4096) for op in OPS for dtype in (torch.float32, torch.bfloat16)]
-    points += [("simple_gla", torch.float32, 1, seqlen) for seqlen in (4096, 32768, 262144)]
-    for op, dtype, heads, seqlen in points:
-        dim = 128
-        with_peer = op in PEERS and seqlen <= 4096
-        functions, error = point_functions(library, op, heads, seqlen, dim, dtype, with_peer)
-        limit = 1e-4 if dtype == torch.float32 else 4e-2
-        if error is not None and not error < limit:
-            raise SystemExit(f"{op}: the results differ by {error:.2g}, allowed {limit:.2g}")
-        for what, sides in functions.items():
-            line = {"op": op, "pass": what, "dtype": DTYPES[dtype][0], "seqlen": seqlen,
-                    "heads": heads, "head_dim": dim, "error": error}
-            for name, times in interleaved(sides, clock, arguments.rounds).items():
-                line[name + "_ms"] = [round(x, 3) for x in times]
-            count = flop_count(op, seqlen, heads, dim)[what]
-            line["share"] = round(count / line["flashtile_ms"][1] / 1e6 / peak, 3)
-            lines.append(line)
-            print(json.dumps(line), flush=True)
+    for part in arguments.parts.split(","):
+        for line in PARTS[part](library, arguments, peak):
+            lines.append({"part": part, **line})
+            print(json.dumps(lines[-1]), flush=True)
     write_lines(arguments, lines)
 
 
