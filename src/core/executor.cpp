@@ -23,6 +23,25 @@ namespace {
 std::atomic<bool> pool_is_usable{true};
 std::atomic<bool> pool_was_used{false};
 
+/// Threads of a call, as many of those it asks for as other calls at this time have left: callers
+/// on several threads share the cores. One is there always, the caller's.
+class ThreadShare {
+ public:
+  ThreadShare(int wanted, int available) {
+    const int taken = num_taken.fetch_add(wanted);
+    count_ = std::clamp(available - taken, 1, wanted);
+    num_taken -= wanted - count_;
+  }
+  ~ThreadShare() { num_taken -= count_; }
+  ThreadShare(const ThreadShare&) = delete;
+  ThreadShare& operator=(const ThreadShare&) = delete;
+  int count() const { return count_; }
+
+ private:
+  static inline std::atomic<int> num_taken{0};
+  int count_;
+};
+
 class OpenMpExecutor final : public Executor {
  public:
   OpenMpExecutor() {
@@ -31,17 +50,16 @@ class OpenMpExecutor final : public Executor {
     });
   }
 
-  int num_workers() const override {
-    const int asked = env_num_threads();
-    return asked > 0 ? asked : omp_get_max_threads();
-  }
+  int num_workers() const override { return num_available(); }
 
   void run(int64_t num_tasks, Task task, void* state) override {
     run_on(num_workers(), num_tasks, task, state);
   }
 
   static void run_on(int num_workers, int64_t num_tasks, Task task, void* state) {
-    const int num_threads = static_cast<int>(std::min<int64_t>(num_workers, num_tasks));
+    const ThreadShare share(static_cast<int>(std::min<int64_t>(num_workers, num_tasks)),
+                            num_available());
+    const int num_threads = share.count();
     if (num_threads <= 1 || !pool_is_usable || omp_in_parallel() != 0) {
       for (int64_t i = 0; i < num_tasks; ++i) task(state, i, 0);
       return;
@@ -49,6 +67,12 @@ class OpenMpExecutor final : public Executor {
     pool_was_used = true;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
     for (int64_t i = 0; i < num_tasks; ++i) task(state, i, omp_get_thread_num());
+  }
+
+ private:
+  static int num_available() {
+    const int asked = env_num_threads();
+    return asked > 0 ? asked : omp_get_max_threads();
   }
 };
 using DefaultExecutor = OpenMpExecutor;

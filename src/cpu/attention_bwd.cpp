@@ -3,8 +3,10 @@
 // Backward on the CPU. First lse and delta of all queries; then pairs (sequence, kv head) in waves:
 //
 //   pack     query blocks of each head, key blocks
-//   blocks   task (pair, part of its key blocks): dK, dV of its blocks, a partial dQ of each head
-//   store    dQ = sum of the parts, in order; dK, dV; rounded once
+//   blocks   task (pair, part of its key blocks): dK, dV of its blocks, rounded once and stored,
+//   and
+//            a partial dQ of each head
+//   store    dQ = sum of the parts, in order, rounded once
 //
 // The parts depend on the problem alone, so the bits do not depend on the number of workers.
 #include <algorithm>

@@ -31,13 +31,18 @@ BwdShape::BwdShape(const OperandKernels& kernels, const AttentionProblem& proble
       dq_ld(queries.ld[0]),
       dk_ld(queries.ld[0]),
       dv_ld(queries.ld[2]),
-      scratch_bytes(kernels.bwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim)) {}
+      kernel_bytes(kernels.bwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim)) {
+  WorkspaceCursor cursor;
+  cursor.take<char>(kernel_bytes);
+  cursor.take<float>(block_n * dk_ld);
+  cursor.take<float>(block_n * dv_ld);
+  scratch_bytes = cursor.used();
+}
 
 int64_t BwdShape::pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const {
   const Count num_m = ceil_div(seqlen_q, block_m);
   const Count num_n = ceil_div(seqlen_k, block_n);
-  const Count sums = Count(4) * (Count(num_splits) * group_size * seqlen_q * dq_ld +
-                                 num_n * block_n * (dk_ld + dv_ld));
+  const Count sums = Count(4) * num_splits * group_size * seqlen_q * dq_ld;
   const Count blocks = num_m * group_size * queries.block_bytes + num_n * (keys.block_bytes + 1);
   return (blocks + sums + 512).value("attention_bwd", "bytes of workspace");
 }
@@ -158,8 +163,6 @@ size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size
     member.k_has_nonfinite = cursor.take<uint8_t>(member.num_n);
     member.dq =
         cursor.take<float>(shape_.num_splits * shape_.group_size * s.seqlen_q * shape_.dq_ld);
-    member.dk = cursor.take<float>(member.num_n * shape_.block_n * shape_.dk_ld);
-    member.dv = cursor.take<float>(member.num_n * shape_.block_n * shape_.dv_ld);
     if (args_.dalibi_slopes) {
       member.dalibi.assign(static_cast<size_t>(shape_.num_splits * shape_.group_size), 0.0);
     }
@@ -206,8 +209,6 @@ void BwdLaunch::pack_wave(BwdWave& wave) {
         member.k_has_nonfinite[n] =
             pack_keys(call_, kernels_.bwd_pack_keys, plan_.block_n, member.pair, begin, end,
                       member.k_blocks + n * shape_.keys.block_bytes);
-        std::fill_n(member.dk + begin * shape_.dk_ld, (end - begin) * shape_.dk_ld, 0.0f);
-        std::fill_n(member.dv + begin * shape_.dv_ld, (end - begin) * shape_.dv_ld, 0.0f);
       });
 }
 
@@ -326,6 +327,12 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
   const Sequence& sequence = *member.pair.sequence;
   const int64_t k_begin = n * shape_.block_n;
   const int64_t k_end = std::min(k_begin + shape_.block_n, sequence.seqlen_k);
+  WorkspaceCursor cursor(scratch_ + worker * shape_.scratch_bytes);
+  cursor.take<char>(shape_.kernel_bytes);
+  auto* dk = cursor.take<float>(shape_.block_n * shape_.dk_ld);
+  auto* dv = cursor.take<float>(shape_.block_n * shape_.dv_ld);
+  std::fill_n(dk, shape_.block_n * shape_.dk_ld, 0.0f);
+  std::fill_n(dv, shape_.block_n * shape_.dv_ld, 0.0f);
   thread_local std::vector<BlockRun> runs;
   for (int64_t g = 0; g < shape_.group_size; ++g) {
     const int64_t head = call_.head_of(member.pair, g);
@@ -345,8 +352,8 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
     block.q_blocks = member.q_block(shape_, g, 0);
     place_keys(member, n, worker, &block);
     block.dq = member.dq_of(shape_, split, g);
-    block.dk = member.dk + k_begin * shape_.dk_ld;
-    block.dv = member.dv + k_begin * shape_.dv_ld;
+    block.dk = dk;
+    block.dv = dv;
     block.gradients = has_gradients ? &gradients : nullptr;
     kernels_.bwd_block(block);
     dbias.store();
@@ -354,6 +361,7 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
       member.dalibi[static_cast<size_t>(split * shape_.group_size + g)] += dalibi;
     }
   }
+  store_keys(member, n, dk, dv);
 }
 
 void BwdLaunch::store_queries(const BwdMember& member, int64_t g, int64_t m) const {
@@ -374,33 +382,29 @@ void BwdLaunch::store_queries(const BwdMember& member, int64_t g, int64_t m) con
                            element_stride(dq, problem_.dtype)});
 }
 
-void BwdLaunch::store_keys(const BwdMember& member, int64_t n) const {
+void BwdLaunch::store_keys(const BwdMember& member, int64_t n, const float* dk,
+                           const float* dv) const {
   const Sequence& sequence = *member.pair.sequence;
   const int64_t begin = n * shape_.block_n;
   const int64_t end = std::min(begin + shape_.block_n, sequence.seqlen_k);
   const auto store = [&](const TensorView& tensor, const float* sums, int64_t ld, int64_t dim) {
     const KeyRows target = key_rows(tensor, args_, sequence, member.pair.head_kv);
     if (target.data == nullptr) return;
-    const float* part = sums + begin * ld;
     thread_local std::vector<void*> rows;
     row_addresses(target, begin, end, &rows);
-    all_kernels_.store_rows({&part, 1, ld, end - begin, dim, rows.data(), problem_.dtype,
+    all_kernels_.store_rows({&sums, 1, ld, end - begin, dim, rows.data(), problem_.dtype,
                              element_stride(target, problem_.dtype)});
   };
-  store(args_.dk, member.dk, shape_.dk_ld, problem_.head_dim);
-  store(args_.dv, member.dv, shape_.dv_ld, problem_.head_dim_v);
+  store(args_.dk, dk, shape_.dk_ld, problem_.head_dim);
+  store(args_.dv, dv, shape_.dv_ld, problem_.head_dim_v);
 }
 
 void BwdLaunch::store_wave(BwdWave& wave) {
   const int64_t group = shape_.group_size;
   for_each_part(
-      wave, [&](const BwdMember& member) { return group * member.num_m + member.num_n; },
+      wave, [&](const BwdMember& member) { return group * member.num_m; },
       [&](BwdMember& member, int64_t part, int) {
-        if (part < group * member.num_m) {
-          store_queries(member, part / member.num_m, part % member.num_m);
-        } else {
-          store_keys(member, part - group * member.num_m);
-        }
+        store_queries(member, part / member.num_m, part % member.num_m);
       });
   if (!args_.dalibi_slopes) return;
   for (const BwdMember& member : wave.members) {

@@ -22,7 +22,8 @@ struct BwdShape {
   int64_t group_size;
   int64_t num_splits;
   int64_t dq_ld, dk_ld, dv_ld;
-  int64_t scratch_bytes;
+  int64_t kernel_bytes;   ///< of the kernel's scratch
+  int64_t scratch_bytes;  ///< of a worker: the kernel's, and dK and dV of a key block
 };
 
 /// lse and delta = dout . out - dlse of every query, by sequence, head and row.
@@ -61,9 +62,7 @@ struct BwdMember {
   char* q_blocks = nullptr;         ///< (group, query blocks)
   char* k_blocks = nullptr;         ///< (key blocks)
   uint8_t* k_has_nonfinite = nullptr;
-  float* dq = nullptr;  ///< (splits, group, seqlen_q, dq_ld)
-  float* dk = nullptr;  ///< (seqlen_k rounded up to blocks, dk_ld)
-  float* dv = nullptr;
+  float* dq = nullptr;         ///< (splits, group, seqlen_q, dq_ld)
   std::vector<double> dalibi;  ///< (splits, group), where it is wanted
   int64_t num_m = 0, num_n = 0;
 
@@ -109,7 +108,7 @@ class BwdLaunch {
   void run_block(BwdMember& member, int64_t split, int64_t n, int64_t aux_slot, int worker);
   void store_wave(BwdWave& wave);
   void store_queries(const BwdMember& member, int64_t g, int64_t m) const;
-  void store_keys(const BwdMember& member, int64_t n) const;
+  void store_keys(const BwdMember& member, int64_t n, const float* dk, const float* dv) const;
   void store_shared_gradients();
 
   const AttentionKernels& all_kernels_;

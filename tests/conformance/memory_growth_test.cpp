@@ -61,6 +61,25 @@ TEST_P(MemoryGrowthFull, IsLinearInTheLength) {
   }
 }
 
+/// 16k and 64k tokens, within what a workspace may hold (see workspace_test.cpp) and a little for
+/// pages of code and stacks. A bit for each pair would be 32 and 512 MB.
+TEST(LongMemoryGrowthFull, IsLinearUpToManyTokens) {
+  constexpr int64_t kHeadDim = 16, kWorkers = 2, kElsewhere = 3 * 1024;
+  for (const bool is_backward : {false, true}) {
+    const std::string problem = std::string(is_backward ? "attention_bwd" : "attention_fwd:lse") +
+                                ":b1:hq1:d16:causal:bf16";
+    const auto limit = [&](int64_t seqlen) {
+      const int64_t packed = 2 * seqlen * kHeadDim * 4;
+      const int64_t partials = is_backward ? 4 * seqlen * kHeadDim * 4 : 0;
+      return 1024 + kElsewhere + kWorkers * (2 * packed + partials) / 1024;
+    };
+    const int64_t at_16k = extra_kilobytes(problem + ":sq16384");
+    const int64_t at_64k = extra_kilobytes(problem + ":sq65536");
+    EXPECT_LT(at_16k, limit(16384)) << problem;
+    EXPECT_LT(at_64k, limit(65536)) << problem;
+  }
+}
+
 const std::string kOptions[] = {
     ":b1:hq1:d16:bf16",
     ":b1:hq1:d16:causal",

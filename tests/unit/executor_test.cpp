@@ -213,6 +213,33 @@ TEST(WithWorkersFor, TinyCallsStayOnTheThreadThatCalls) {
   EXPECT_GT(runs_of_attention(256), 0);
 }
 
+/// While one thread's call has all workers, calls of others have the thread that makes them.
+TEST(ParallelFor, CallersOnSeveralThreadsShareTheCores) {
+  const int num_workers = num_workers_of({});
+  if (num_workers < 2) GTEST_SKIP() << "there is one worker";
+  std::atomic<int> num_running{0};
+  std::atomic<bool> may_end{false};
+  std::thread other([&] {
+    parallel_for({}, num_workers, [&](int64_t, int) {
+      ++num_running;
+      while (!may_end) std::this_thread::yield();
+    });
+  });
+  while (num_running < num_workers) std::this_thread::yield();
+  int max_worker = -1;
+  count_tasks({}, 100, &max_worker);
+  EXPECT_EQ(max_worker, 0);
+  may_end = true;
+  other.join();
+  // And all of them are free again: as many tasks as workers run at the same time.
+  num_running = 0;
+  parallel_for({}, num_workers, [&](int64_t, int) {
+    ++num_running;
+    while (num_running < num_workers) std::this_thread::yield();
+  });
+  EXPECT_EQ(num_running, num_workers);
+}
+
 TEST(ParallelFor, NestedCallsFinish) {
   std::atomic<int> count{0};
   parallel_for({}, 4, [&](int64_t, int) { parallel_for({}, 5, [&](int64_t, int) { ++count; }); });

@@ -79,6 +79,8 @@ void bwd_pack_queries(const PackRequest& r) {
   const BlockLayout layout = bwd_query_layout<Operands>(r.block_rows, r.head_dim, r.head_dim_v);
   const RowSource q{r.first_rows, r.first_dtype, r.first_stride};
   const RowSource dout{r.second_rows, r.second_dtype, r.second_stride};
+  fetch_rows(q, r.num_rows, r.head_dim);
+  fetch_rows(dout, r.num_rows, r.head_dim_v);
   const auto at = [&](int form) {
     return reinterpret_cast<Element*>(r.destination + layout.offset[form]);
   };
@@ -97,6 +99,8 @@ void bwd_pack_keys(const PackRequest& r) {
   const BlockLayout layout = bwd_key_layout<Operands>(r.block_rows, r.head_dim, r.head_dim_v);
   const RowSource k{r.first_rows, r.first_dtype, r.first_stride};
   const RowSource v{r.second_rows, r.second_dtype, r.second_stride};
+  fetch_rows(k, r.num_rows, r.head_dim);
+  fetch_rows(v, r.num_rows, r.head_dim_v);
   const auto at = [&](int form) {
     return reinterpret_cast<Element*>(r.destination + layout.offset[form]);
   };
@@ -433,6 +437,13 @@ FLASHTILE_INLINE TileSpan trimmed(const BwdBlock& block, TileSpan tile) {
   return {begin, end - begin, first, last - first};
 }
 
+/// True where some rows of a tile do not see all of its keys, by position.
+FLASHTILE_INLINE bool is_cut(const BwdBlock& block, const TileSpan& tile) {
+  const variant::PositionMask& position = block.rules->position;
+  return position.keys(tile.q_begin).end < tile.k_begin + tile.n ||
+         position.keys(tile.q_begin + tile.m - 1).begin > tile.k_begin;
+}
+
 template <class F, class Operands>
 void bwd_block_of(const BwdBlock& block) {
   int64_t bytes = 0;
@@ -447,8 +458,16 @@ void bwd_block_of(const BwdBlock& block) {
       const TileSpan tile{q_begin, left < block.block_m ? left : block.block_m, block.k_begin,
                           block.num_keys};
       const bool is_full = block.runs[r].is_full;
-      const TileSpan seen = is_full ? tile : trimmed(block, tile);
-      if (seen.m > 0 && seen.n > 0) bwd_tile<F, Operands>(block, seen, is_full, state);
+      if (is_full) {
+        bwd_tile<F, Operands>(block, tile, is_full, state);
+        continue;
+      }
+      const int64_t part_rows = is_cut(block, tile) ? kPartRows : tile.m;
+      for (int64_t row = 0; row < tile.m; row += part_rows) {
+        const int64_t rows = tile.m - row < part_rows ? tile.m - row : part_rows;
+        const TileSpan seen = trimmed(block, {q_begin + row, rows, tile.k_begin, tile.n});
+        if (seen.m > 0 && seen.n > 0) bwd_tile<F, Operands>(block, seen, is_full, state);
+      }
     }
   }
 }

@@ -127,8 +127,6 @@ FLASHTILE_INLINE void add_columns(const char* const* v_rows, int64_t offset, con
 /// Keys of any dtype, widened to float32 as they are read.
 template <class T>
 struct WidenedKeys {
-  static constexpr int64_t kBytes = sizeof(T);
-
   /// Scores of a group of keys for kRows rows from `row` on.
   template <int kRows>
   static FLASHTILE_INLINE void score(const DecodeTile& tile, const char* const* k_rows,
@@ -167,16 +165,16 @@ struct WidenedKeys {
 };
 
 #if defined(__AVX512BF16__)
-/// bf16 keys whose rows are whole registers. Queries are bf16 too, in rows of 4 q_ld bytes.
+/// Keys of bf16 or e4m3 whose rows are whole registers. Queries are bf16, in rows of 4 q_ld bytes.
+template <class T>
 struct PairedKeys {
-  static constexpr int64_t kBytes = 2;
-
   template <int kRows>
   static FLASHTILE_INLINE void score(const DecodeTile& tile, const char* const* k_rows,
                                      const DecodeHead& head, int64_t row, int64_t offset,
                                      float alpha, float* s, const char* const* ahead) {
     const char* q = reinterpret_cast<const char*>(head.q + row * tile.q_ld);
-    score_pairs<kRows>(k_rows, offset, q, 4 * tile.q_ld, tile.head_dim, alpha, s, kScoreLd, ahead);
+    score_pairs<kRows, T>(k_rows, offset, q, 4 * tile.q_ld, tile.head_dim, alpha, s, kScoreLd,
+                          ahead);
   }
 
   static FLASHTILE_INLINE void make_weights(float* p, int64_t n) {
@@ -191,21 +189,23 @@ struct PairedKeys {
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(p) + j / 2;
     int64_t d = 0;
     for (; d + 2 * kPairColumns <= tile.head_dim_v; d += 2 * kPairColumns) {
-      add_pairs<kRows, 2>(v_rows, offset, 2 * d, pairs, kScoreLd, out + d, tile.out_ld, ahead);
+      add_pairs<kRows, 2, T>(v_rows, offset, d, pairs, kScoreLd, out + d, tile.out_ld, ahead);
     }
     if (d < tile.head_dim_v) {
-      add_pairs<kRows, 1>(v_rows, offset, 2 * d, pairs, kScoreLd, out + d, tile.out_ld, ahead);
+      add_pairs<kRows, 1, T>(v_rows, offset, d, pairs, kScoreLd, out + d, tile.out_ld, ahead);
     }
   }
 };
 #endif
 
-/// True where PairedKeys serve.
-FLASHTILE_INLINE bool takes_pairs(DType dtype, int64_t head_dim, int64_t head_dim_v) {
+/// True where PairedKeys serve for queries and keys of these dtypes.
+FLASHTILE_INLINE bool takes_pairs(DType q_dtype, DType k_dtype, int64_t head_dim,
+                                  int64_t head_dim_v) {
 #if defined(__AVX512BF16__)
-  return dtype == DType::kBF16 && head_dim % kPairColumns == 0 && head_dim_v % kPairColumns == 0;
+  return q_dtype == DType::kBF16 && (k_dtype == DType::kBF16 || k_dtype == DType::kE4M3) &&
+         head_dim % kPairColumns == 0 && head_dim_v % kPairColumns == 0;
 #else
-  (void)dtype, (void)head_dim, (void)head_dim_v;
+  (void)q_dtype, (void)k_dtype, (void)head_dim, (void)head_dim_v;
   return false;
 #endif
 }
@@ -441,8 +441,12 @@ void decode_tile_of(const DecodeTile& tile) {
 
 inline void decode_tile(const DecodeTile& tile) {
 #if defined(__AVX512BF16__)
-  if (takes_pairs(tile.dtype, tile.head_dim, tile.head_dim_v)) {
-    decode_tile_of<PairedKeys>(tile);
+  if (takes_pairs(tile.q_dtype, tile.dtype, tile.head_dim, tile.head_dim_v)) {
+    if (tile.dtype == DType::kBF16) {
+      decode_tile_of<PairedKeys<Bf16>>(tile);
+    } else {
+      decode_tile_of<PairedKeys<E4m3>>(tile);
+    }
     return;
   }
 #endif
@@ -462,7 +466,7 @@ inline void decode_tile(const DecodeTile& tile) {
 inline void decode_queries(const DecodeQueries& queries) {
   const RowSource source{queries.rows, queries.dtype, queries.stride};
 #if defined(__AVX512BF16__)
-  if (takes_pairs(queries.k_dtype, queries.head_dim, queries.head_dim_v)) {
+  if (takes_pairs(queries.dtype, queries.k_dtype, queries.head_dim, queries.head_dim_v)) {
     pack_rows_bf16(source, queries.num_rows, queries.head_dim, reinterpret_cast<Bf16*>(queries.q),
                    2 * queries.q_ld);
     return;
@@ -502,7 +506,9 @@ inline void decode_finish(const DecodeFinish& f) {
   for (int64_t r = 0; r < f.num_rows; ++r) {
     join_row(f, r, sum);
 #if defined(__AVX512BF16__)
-    if (takes_pairs(f.dtype, f.head_dim, f.head_dim_v)) restore_columns(sum, f.head_dim_v);
+    if (takes_pairs(f.q_dtype, f.dtype, f.head_dim, f.head_dim_v)) {
+      restore_columns(sum, f.head_dim_v);
+    }
 #endif
     unpack_rows(sum, padded(f.head_dim_v), 1, f.head_dim_v,
                 {f.out_rows + r, f.out_dtype, f.out_stride});

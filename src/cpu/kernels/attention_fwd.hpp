@@ -44,12 +44,16 @@ template <class Operands>
 void fwd_pack_keys(const PackRequest& r) {
   using Element = typename Operands::Element;
   const BlockLayout layout = fwd_key_layout<Operands>(r.block_rows, r.head_dim, r.head_dim_v);
-  Operands::pack_right_transposed(
-      {r.first_rows, r.first_dtype, r.first_stride, r.first_scales}, r.num_rows, r.head_dim,
-      reinterpret_cast<Element*>(r.destination + layout.offset[kFormK]), layout.ld[kFormK]);
-  *r.has_nonfinite = Operands::pack_right(
-      {r.second_rows, r.second_dtype, r.second_stride, r.second_scales}, r.num_rows, r.head_dim_v,
-      reinterpret_cast<Element*>(r.destination + layout.offset[kFormV]), layout.ld[kFormV]);
+  const RowSource k{r.first_rows, r.first_dtype, r.first_stride, r.first_scales};
+  const RowSource v{r.second_rows, r.second_dtype, r.second_stride, r.second_scales};
+  fetch_rows(k, r.num_rows, r.head_dim);
+  fetch_rows(v, r.num_rows, r.head_dim_v);
+  const auto at = [&](int form) {
+    return reinterpret_cast<Element*>(r.destination + layout.offset[form]);
+  };
+  Operands::pack_right_transposed(k, r.num_rows, r.head_dim, at(kFormK), layout.ld[kFormK]);
+  *r.has_nonfinite =
+      Operands::pack_right(v, r.num_rows, r.head_dim_v, at(kFormV), layout.ld[kFormV]);
 }
 
 template <class Operands>
@@ -195,7 +199,7 @@ bool try_softmax(const TileSpan& tile, bool looks_first, FwdState<Operands>& sta
 template <class F, class Operands>
 void online_softmax(const FwdBlock& block, const TileSpan& tile, bool is_full,
                     FwdState<Operands>& state) {
-  const auto bytes = static_cast<size_t>(padded(tile.m)) * sizeof(float);
+  const auto bytes = static_cast<size_t>(tile.m) * sizeof(float);
   __builtin_memcpy(state.saved_max, state.row_max, bytes);
   __builtin_memcpy(state.saved_sum, state.row_sum, bytes);
   if (!try_softmax<F>(tile, false, state)) {
@@ -254,16 +258,40 @@ void fwd_tile(const FwdBlock& block, const TileSpan& tile, bool is_full, bool is
                       .row_scale = is_scaled ? state.factor : nullptr});
 }
 
-/// The part of a key block that the rows of a query block may see, by position, from a multiple of
-/// 32 on.
+/// The part of a tile's keys that its rows may see, by position, from a multiple of 32 on.
 FLASHTILE_INLINE TileSpan trimmed(const FwdBlock& block, TileSpan tile) {
   const variant::PositionMask& position = block.rules->position;
-  const int64_t begin = position.keys(block.q_begin).begin / 32 * 32;
-  const int64_t end = position.keys(block.q_begin + block.num_rows - 1).end;
+  const int64_t begin = position.keys(tile.q_begin).begin / 32 * 32;
+  const int64_t end = position.keys(tile.q_begin + tile.m - 1).end;
   const int64_t tile_end = tile.k_begin + tile.n;
   const int64_t first = begin > tile.k_begin ? begin : tile.k_begin;
   const int64_t last = end < tile_end ? end : tile_end;
   return {tile.q_begin, tile.m, first, last - first};
+}
+
+inline constexpr int64_t kMaxParts = 4;  ///< of kPartRows: a block has at most 96 rows
+
+/// The state of rows from `row` of the block on.
+template <class Operands>
+FwdState<Operands> rows_from(const FwdState<Operands>& state, int64_t row) {
+  FwdState<Operands> part = state;
+  part.q += row * state.q_ld;
+  part.p += row * state.s_ld;
+  part.s += row * state.s_ld;
+  part.o += row * state.o_ld;
+  for (float** values : {&part.row_max, &part.row_sum, &part.row_top, &part.factor, &part.saved_max,
+                         &part.saved_sum}) {
+    *values += row;
+  }
+  return part;
+}
+
+/// True where rows of a block see different ranges of keys.
+FLASHTILE_INLINE bool has_diagonal(const FwdBlock& block) {
+  const variant::PositionMask& position = block.rules->position;
+  const variant::KeyRange first = position.keys(block.q_begin);
+  const variant::KeyRange last = position.keys(block.q_begin + block.num_rows - 1);
+  return first.begin != last.begin || first.end != last.end;
 }
 
 /// Calls body(tile, is_full) for each key block of the runs.
@@ -277,7 +305,7 @@ FLASHTILE_INLINE void for_each_tile(const FwdBlock& block, const Body& body) {
       const int64_t left = keys.seqlen_k - k_begin;
       const TileSpan tile{block.q_begin, block.num_rows, k_begin,
                           left < keys.block_n ? left : keys.block_n};
-      body(is_full ? tile : trimmed(block, tile), is_full);
+      body(tile, is_full);
     }
   }
 }
@@ -317,7 +345,8 @@ void fwd_finish(const FwdBlock& block, FwdState<Operands>& state) {
 template <class F, class Operands>
 void fwd_weights(const FwdBlock& block, FwdState<Operands>& state) {
   const ScoreRules& rules = *block.rules;
-  for_each_tile(block, [&](const TileSpan& tile, bool is_full) {
+  for_each_tile(block, [&](const TileSpan& whole, bool is_full) {
+    const TileSpan tile = is_full ? whole : trimmed(block, whole);
     compute_scores(block, tile, is_full, state);
     for (int64_t i = 0; i < tile.m; ++i) {
       float* s = state.s + i * state.s_ld;
@@ -334,6 +363,15 @@ void fwd_weights(const FwdBlock& block, FwdState<Operands>& state) {
   });
 }
 
+/// True where all parts of a block's rows have begun, or none.
+FLASHTILE_INLINE bool all_alike(const bool* has_begun, int64_t num_rows, int64_t part_rows) {
+  bool is_alike = true;
+  for (int64_t row = 0; row < num_rows; row += part_rows) {
+    is_alike = is_alike && has_begun[row / part_rows] == has_begun[0];
+  }
+  return is_alike;
+}
+
 template <class F, class Operands>
 void fwd_block_of(const FwdBlock& block) {
   int64_t bytes = 0;
@@ -341,16 +379,33 @@ void fwd_block_of(const FwdBlock& block) {
                                                  block.head_dim, block.head_dim_v, &bytes);
   Scratch scratch{block.program_scratch};
   state.programs = open_programs(*block.rules, scratch);
-  Operands::pack_left({block.q_rows, block.q_dtype, block.q_stride}, block.num_rows, block.head_dim,
-                      state.q, state.q_ld);
+  const RowSource q{block.q_rows, block.q_dtype, block.q_stride};
+  fetch_rows(q, block.num_rows, block.head_dim);
+  fetch_rows({block.out_rows, block.out_dtype, block.out_stride}, block.num_rows, block.head_dim_v);
+  Operands::pack_left(q, block.num_rows, block.head_dim, state.q, state.q_ld);
   fill_row(state.row_max, block.num_rows, -kInfinity);
   fill_row(state.row_sum, block.num_rows, 0);
   fill_row(state.row_top, block.num_rows, -kInfinity);
   state.unit = block.rules->is_plain ? kLn2 : 1.0f;
-  bool is_first = true;
+  // Parts of kPartRows rows, of which some may begin later than others.
+  const int64_t part_rows = has_diagonal(block) ? kPartRows : block.num_rows;
+  bool has_begun[static_cast<size_t>(kMaxParts)] = {};
   for_each_tile(block, [&](const TileSpan& tile, bool is_full) {
-    fwd_tile<F, Operands>(block, tile, is_full, is_first, state);
-    is_first = false;
+    if (is_full && all_alike(has_begun, block.num_rows, part_rows)) {
+      fwd_tile<F, Operands>(block, tile, is_full, !has_begun[0], state);
+      for (bool& begun : has_begun) begun = true;
+      return;
+    }
+    for (int64_t row = 0; row < tile.m; row += part_rows) {
+      const int64_t left = tile.m - row;
+      TileSpan part{tile.q_begin + row, left < part_rows ? left : part_rows, tile.k_begin, tile.n};
+      if (!is_full) part = trimmed(block, part);
+      if (part.n <= 0) continue;
+      bool& begun = has_begun[row / part_rows];
+      FwdState<Operands> rows = rows_from(state, row);
+      fwd_tile<F, Operands>(block, part, is_full, !begun, rows);
+      begun = true;
+    }
   });
   fwd_finish<F, Operands>(block, state);
   if (block.weights != nullptr) fwd_weights<F, Operands>(block, state);

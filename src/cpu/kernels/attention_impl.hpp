@@ -48,6 +48,7 @@ void bwd_block(const BwdBlock& block) {
 
 inline void store_rows(const StoreRows& r) {
   // The parts are added in their order into the first one's copy, row by row.
+  fetch_rows({r.rows, r.dtype, r.stride}, r.num_rows, r.dim);
   for (int64_t i = 0; i < r.num_rows; ++i) {
     if (r.rows[i] == nullptr) continue;
     alignas(64) float sum[1024 + 16];
@@ -67,7 +68,13 @@ inline void row_dots(const void* const* dout, DType dout_dtype, int64_t dout_str
                      int64_t dim, float* delta) {
   alignas(64) float a[1024 + 16];
   alignas(64) float b[1024 + 16];
+  constexpr int64_t kAhead = 64;
   for (int64_t i = 0; i < num_rows; ++i) {
+    if (i % kAhead == 0) {
+      const int64_t count = num_rows - i < kAhead ? num_rows - i : kAhead;
+      fetch_rows({dout + i, dout_dtype, dout_stride}, count, dim);
+      fetch_rows({out + i, out_dtype, out_stride}, count, dim);
+    }
     if (dout[i] == nullptr) {
       delta[i] = 0;
       continue;

@@ -114,6 +114,11 @@ FLASHTILE_INLINE void report_error(const Strips& strips) {
   if (strips.error != nullptr && strips.machine.error != 0) *strips.error = strips.machine.error;
 }
 
+/// Rows of a tile that positions cut are worked on in parts, a multiple of the rows of a register
+/// tile: each leaves out the keys that only others see. Four of a block save a third of the tile on
+/// a causal diagonal.
+inline constexpr int64_t kPartRows = 24;
+
 /// The programs of one block.
 struct BlockPrograms {
   Strips score, guarded_score, mask;

@@ -54,7 +54,7 @@ struct DecodeTile {
   const char* const* next_v_rows;
   int64_t num_next;
   int64_t k_head_stride, v_head_stride;  ///< bytes
-  DType dtype;
+  DType q_dtype, dtype;                  ///< of the queries and of the keys
   int64_t k_begin, num_keys;
   int64_t head_dim, head_dim_v;
   int64_t q_ld, out_ld;
@@ -70,7 +70,7 @@ struct DecodeTile {
 struct DecodeFinish {
   const DecodeState* parts;
   int64_t num_parts;
-  DType dtype;  ///< of the keys
+  DType q_dtype, dtype;  ///< of the queries and of the keys
   int64_t num_rows, head_dim, head_dim_v, out_ld;
   float unit;         ///< one unit of score in natural logarithms
   float gain;         ///< of dropout
