@@ -235,6 +235,22 @@ TEST(ForwardPlan, KernelsComeNearWhileTheOneBeforeEnds) {
   }
 }
 
+TEST(ForwardPlan, OneTileForEachMultiprocessorKeepsFourStagesOnTheirWay) {
+  const auto stages_of = [](const std::string& text, const std::string& stages) {
+    return forward_of(text, "sm_90a").source.config.find("kNumStages = " + stages) !=
+           std::string::npos;
+  };
+  // 128 tiles for 132 multiprocessors, then 64, then 256.
+  const std::string keys = ":hq32:hkv8:sq1:sk16384:bf16:";
+  EXPECT_TRUE(stages_of("attention_fwd:b16" + keys + "d128", "4"));
+  EXPECT_EQ(stems_of("attention_fwd:b16" + keys + "d128", "sm_90a"),
+            Stems{"attention_fwd_portable"});
+  EXPECT_TRUE(stages_of("attention_fwd:b16" + keys + "d64", "8"));
+  EXPECT_TRUE(stages_of("attention_fwd:b16" + keys + "d256", "2"));
+  EXPECT_TRUE(stages_of("attention_fwd:b8" + keys + "d128", "2"));
+  EXPECT_TRUE(stages_of("attention_fwd:b32" + keys + "d128", "2"));
+}
+
 TEST(ForwardPlan, PartsAreCombinedByAsManyWarpsAsTheyHave) {
   const auto combine_of = [](const std::string& text, const std::string& arch) {
     const KernelChoice kernel = kernels_of(text, arch).back();

@@ -36,6 +36,7 @@ device::BackwardParams backward_params(const AttentionProblem& problem, const Ba
   backward.lse = region_at<float>(workspace, plan.lse);
   backward.delta = region_at<float>(workspace, plan.delta);
   backward.dq_sums = region_at<float>(workspace, plan.dq_sums);
+  backward.finished = region_at<unsigned int>(workspace, plan.finished);
   backward.padded_rows = plan.padded_rows;
   backward.odd_rows = region_at<int>(workspace, plan.odd_rows);
   if (plan.copies_dout) backward.dout_copy = dout_copy_param(problem, plan, workspace);

@@ -44,6 +44,9 @@ void take_workspace(const AttentionProblem& problem, BackwardPlan& plan) {
   plan.delta = regions.take(num_rows * 4);
   plan.odd_rows = regions.take(num_rows / device::kRowPadding * 4);
   if (plan.sums_dq) plan.dq_sums = regions.take(num_rows * plan.tiling->shape.head_dim * 4);
+  if (plan.finishes_dq) {
+    plan.finished = regions.take(problem.batch_size * problem.num_heads_kv * 4);
+  }
   if (plan.copies_dout) {
     plan.dout = regions.take(problem.total_q * problem.num_heads * round_up(problem.head_dim_v, 8) *
                              dtype_bytes(problem.dtype));
@@ -95,10 +98,16 @@ std::string prepare_config(const AttentionProblem& problem, const BackwardPlan& 
          "};\n";
 }
 
+/// Whether eight columns of dq are one vector everywhere.
+bool has_dq_vectors(const AttentionProblem& problem) {
+  return problem.dq && problem.dtype != DType::kF32 && problem.head_dim % 8 == 0 &&
+         copy_bytes(problem.dq) == 16;
+}
+
 std::string convert_config(const AttentionProblem& problem, const BackwardPlan& plan) {
   return head_text() + config_element("kElement", problem.dtype) +
          config_int("kHeadDim", plan.padded_head_dim()) + config_bool("kSumsDq", plan.sums_dq) +
-         config_bool("kVectors", copy_bytes(problem.dq) == 16) + "};\n";
+         config_bool("kDqVectors", has_dq_vectors(problem)) + "};\n";
 }
 
 /// The derivative of the user's score, as a further member of its expressions.
@@ -178,12 +187,14 @@ int store_bytes(const TensorLayout& layout) { return layout ? copy_bytes(layout)
 std::string tile_config(const AttentionProblem& problem, const BackwardPlan& plan) {
   const device::BackwardShape& shape = plan.tiling->shape;
   return scores_config(problem, plan, plan.tile.blocks.is_on) +
-         config_bool("kSumsDq", plan.sums_dq) + config_int("kHeadDim", shape.head_dim) +
-         config_int("kHeadDimV", shape.head_dim_v) + config_int("kBlockM", shape.block_m) +
-         config_int("kBlockN", shape.block_n) + config_int("kWarpsN", shape.warps_n) +
-         config_int("kWarpsM", shape.warps_m) + config_int("kDqWarpsM", shape.dq_warps_m) +
-         config_int("kDqPasses", shape.dq_passes) + config_int("kSlice", shape.slice) +
-         config_int("kNumStages", shape.num_stages) +
+         config_bool("kSumsDq", plan.sums_dq) +
+         config_bool("kFinishesDq", plan.finishes_dq && !plan.is_main_only) +
+         config_bool("kDqVectors", has_dq_vectors(problem)) +
+         config_int("kHeadDim", shape.head_dim) + config_int("kHeadDimV", shape.head_dim_v) +
+         config_int("kBlockM", shape.block_m) + config_int("kBlockN", shape.block_n) +
+         config_int("kWarpsN", shape.warps_n) + config_int("kWarpsM", shape.warps_m) +
+         config_int("kDqWarpsM", shape.dq_warps_m) + config_int("kDqPasses", shape.dq_passes) +
+         config_int("kSlice", shape.slice) + config_int("kNumStages", shape.num_stages) +
          config_int("kMinCtas", plan.tiling->min_ctas) +
          config_int("kStoreBytes", std::min(store_bytes(problem.dk), store_bytes(problem.dv))) +
          "};\n";
@@ -232,6 +243,16 @@ int64_t num_bias_ctas(const AttentionProblem& problem) {
   return shape[0] * shape[1] * m_blocks * ceil_div(shape[3], device::kStreamBlock);
 }
 
+/// One CTA reads the sums of a kv head's queries: where they are few enough to lie in the L2 cache
+/// still, and not to keep the last CTA busy when all others are done.
+bool finishes_dq(const AttentionProblem& problem, const BackwardPlan& plan) {
+  constexpr int64_t kMostBytes = 1 << 20;
+  const int64_t bytes =
+      problem.group_size() * problem.max_seqlen_q * plan.tiling->shape.head_dim * 4;
+  return has_dq_vectors(problem) && !problem.is_packed_q && problem.max_seqlen_k > 0 &&
+         bytes <= kMostBytes;
+}
+
 }  // namespace
 
 std::string refuse_attention_bwd(const AttentionProblem& problem) {
@@ -254,6 +275,7 @@ BackwardPlan make_backward_plan(const AttentionProblem& problem,
   plan.sums_dq = wants_dq && !plan.visits_queries;
   plan.copies_dout = problem.dout.dtype != problem.dtype;
   if (tiling) plan.tile = make_map(problem, tiling->shape.block_m, tiling->shape.block_n);
+  plan.finishes_dq = plan.sums_dq && finishes_dq(problem, plan);
   plan.stream = make_map(problem, device::kStreamBlock, device::kStreamBlock);
   constexpr int64_t kPadding = device::kRowPadding;
   plan.padded_rows = problem.is_packed_q
@@ -353,7 +375,7 @@ void add_last_kernels(const AttentionProblem& problem, const BackwardPlan& plan,
                       std::vector<KernelChoice>& kernels) {
   const int64_t num_row_blocks =
       problem.batch_size * ceil_div(problem.max_seqlen_q, device::kRowPadding) * problem.num_heads;
-  if (problem.dq && (plan.sums_dq || problem.is_packed_q)) {
+  if (problem.dq && ((plan.sums_dq && !plan.finishes_dq) || problem.is_packed_q)) {
     kernels.push_back(strided_kernel(problem, "attention_bwd_convert",
                                      convert_config(problem, plan), num_row_blocks));
     kernels.back().overlaps_previous = may_overlap(problem);

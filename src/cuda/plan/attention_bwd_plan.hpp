@@ -38,13 +38,14 @@ struct BackwardPlan {
   std::optional<BackwardTiling> tiling;  ///< of the kernel for 16 bits, where that runs
   StreamTiling keys, queries;            ///< of the others
   bool sums_dq = true;                   ///< atomically
+  bool finishes_dq = false;              ///< in the kernel that sums it
   bool finds_delta = false;              ///< as the sum of P dP
   bool visits_queries = false;           ///< for dq, slopes or aux tensors
   bool copies_dout = false;
   int64_t padded_rows = 0;    ///< of a head, over all sequences
   bool is_main_only = false;  ///< for timing: without the kernels before and after
   BackwardMap tile, stream;   ///< of both ways
-  WorkspaceRegion lse, delta, odd_rows, dq_sums, dout, listed;
+  WorkspaceRegion lse, delta, odd_rows, dq_sums, finished, dout, listed;
   int64_t num_sink_parts = 0;
   int64_t num_slope_parts = 0;  ///< of a head of a sequence
   /// Parts of gradients of sinks, then of slopes.

@@ -50,7 +50,7 @@ int64_t choose_splits(const AttentionProblem& problem, const ForwardTiling& tili
     if (is_distinct(splits)) best = std::max(best, fullness(splits));
   }
   for (int64_t splits = 1; splits <= most; ++splits) {
-    if (is_distinct(splits) && fullness(splits) >= 0.85 * best) return splits;
+    if (is_distinct(splits) && fullness(splits) >= 0.9 * best) return splits;
   }
   return 1;
 }

@@ -40,8 +40,19 @@ bool fits(const AttentionProblem& problem, const ForwardTiling& tiling) {
 }
 
 /// Few rows: the warps of a CTA divide the keys. Dropout's generator serves 32 keys at a time.
-ForwardTiling decode_tiling(const AttentionProblem& problem) {
-  return tiling_of(problem, 16, problem.dropout.is_on ? 128 : 64, 1, 4, 2, 1);
+/// Where each multiprocessor has just one of the `num_tiles`, that keeps as many bytes on their way
+/// as two CTAs with half of the keys would, and nothing has to be combined.
+ForwardTiling decode_tiling(const AttentionProblem& problem, int64_t num_tiles) {
+  const int block_n = problem.dropout.is_on ? 128 : 64;
+  ForwardTiling tiling = tiling_of(problem, 16, block_n, 1, 4, 2, 1);
+  constexpr int kBytesOnTheirWay = 128 << 10;
+  const int64_t num_sms = problem.gpu->num_sms;
+  if (num_tiles <= num_sms && num_tiles * 5 >= num_sms * 4) {
+    ForwardTiling deep = tiling;
+    deep.shape.num_stages = std::clamp(kBytesOnTheirWay / tiling.shape.stage_bytes(), 2, 8);
+    if (fits(problem, deep)) return deep;
+  }
+  return tiling;
 }
 
 /// What registers just suffice for: bf16, and at most one option that changes each score.
@@ -149,14 +160,17 @@ ForwardTiling wide_tiling(const AttentionProblem& problem, int64_t rows) {
   return tiling;
 }
 
-ForwardTiling first_choice(const AttentionProblem& problem, int64_t rows) {
+ForwardTiling first_choice(const AttentionProblem& problem, int64_t rows, bool may_pack) {
   if (problem.head_dim > kWidest) {
     const bool is_whole = rows > 16 && problem.dtype != DType::kF32 && problem.head_dim <= 512 &&
                           problem.head_dim_v <= 512;
     const ForwardTiling whole = whole_head_tiling(problem);
     return is_whole && fits(problem, whole) ? whole : wide_tiling(problem, rows);
   }
-  if (rows <= 16) return decode_tiling(problem);
+  if (rows <= 16) {
+    return decode_tiling(
+        problem, problem.batch_size * (may_pack ? problem.num_heads_kv : problem.num_heads));
+  }
   return problem.dtype == DType::kF32 ? float_tiling(problem) : half_tiling(problem, rows);
 }
 
@@ -187,7 +201,7 @@ ForwardTiling fitted(const AttentionProblem& problem, ForwardTiling tiling) {
 
 ForwardTiling choose_forward_tiling(const AttentionProblem& problem, bool may_pack) {
   const int64_t rows = problem.max_seqlen_q * (may_pack ? problem.group_size() : 1);
-  const ForwardTiling tiling = fitted(problem, first_choice(problem, rows));
+  const ForwardTiling tiling = fitted(problem, first_choice(problem, rows, may_pack));
   if (fits(problem, tiling)) return tiling;
   return fitted(problem, wide_tiling(problem, rows));
 }

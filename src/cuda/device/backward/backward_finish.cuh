@@ -5,7 +5,9 @@
 #pragma once
 
 #include "cuda/device/backward/backward_tile.cuh"
+#include "cuda/device/backward/dq_rows.cuh"
 #include "cuda/device/epilogue/store_rows.cuh"
+#include "cuda/device/ptx/exchange.cuh"
 
 namespace flashtile::device {
 
@@ -67,6 +69,43 @@ struct BackwardFinish {
     }
   }
 
+  /// Counts the CTA among those that have added to the sums of their kv head; by one thread, behind
+  /// fences of all and a barrier. How many there were before.
+  FLASHTILE_DEVICE static uint32 count_cta(const AttentionParams& params,
+                                           const BackwardParams& backward) {
+    const typename Work::State& s = Work::state();
+    return atomic_increment(backward.finished + s.sequence.batch_idx * params.num_heads_kv +
+                            s.head_kv);
+  }
+
+  /// dq of all heads of a kv head, by the last CTA that has added to their sums: these lie in the
+  /// L2 cache then, and no kernel has to read them from memory. `num_before`: thread 0 has it.
+  FLASHTILE_DEVICE static void finish_dq(const AttentionParams& params,
+                                         const BackwardParams& backward, uint32 num_before) {
+    const typename Work::State& s = Work::state();
+    const uint32 flag = shared_address(shared_memory());
+    sync_cta();
+    if (thread_idx() == 0) store_shared(flag, num_before);
+    sync_cta();
+    if (load_shared_word(flag) + 1 != static_cast<uint32>(backward.num_n_blocks)) return;
+    fence_device();
+    const DqRows<Config> rows{params, backward};
+    const int num_blocks = (s.sequence.seqlen_q + kRowPadding - 1) / kRowPadding;
+    FLASHTILE_NO_UNROLL
+    for (int head = 0; head < params.group_size; ++head) {
+      rows.template convert<Work::kThreads / kWarpSize, 4>(
+          s.sequence, s.head_kv * params.group_size + head, 0, num_blocks, warp_idx());
+    }
+  }
+
+  /// Of a CTA without keys.
+  FLASHTILE_DEVICE static void run_without_keys(const AttentionParams& params,
+                                                const BackwardParams& backward) {
+    if constexpr (Config::kFinishesDq) {
+      finish_dq(params, backward, thread_idx() == 0 ? count_cta(params, backward) : 0);
+    }
+  }
+
   /// After the last step, behind a barrier.
   FLASHTILE_DEVICE static void run(Work& work) {
     using KeyTile = typename Work::KeyTile;
@@ -76,11 +115,16 @@ struct BackwardFinish {
                    work.params.softmax_scale);
     stage<ValueTile>(work.value_tile(), work.dv, work.first_warp_key, work.warp_m * Work::kTilesV,
                      Config::kHasDropout ? work.params.dropout.gain : 1.0f);
+    if constexpr (Config::kFinishesDq) fence_device();
     sync_cta();
+    // The answer comes while rows are written.
+    uint32 num_before = 0;
+    if (Config::kFinishesDq && thread_idx() == 0) num_before = count_cta(work.params, backward);
     store<KeyTile, Config::kHeadDim, Config::kStoreBytes>(work.key_tile(), backward.dk,
                                                           work.params.head_dim);
     store<ValueTile, Config::kHeadDimV, Config::kStoreBytes>(work.value_tile(), backward.dv,
                                                              work.params.head_dim_v);
+    if constexpr (Config::kFinishesDq) finish_dq(work.params, backward, num_before);
   }
 };
 

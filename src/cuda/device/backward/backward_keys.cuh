@@ -27,6 +27,9 @@ struct QuerySteps {
   FLASHTILE_DEVICE Cover cover(const StreamStep& step) const {
     return state.cover(params, step.head, step.block);
   }
+  FLASHTILE_DEVICE bool asks(const StreamStep& step) const {
+    return state.mapped_cover(params, step.head, step.block) != Cover::kFull;
+  }
   /// The first step behind `step` of which something is seen.
   FLASHTILE_DEVICE StreamStep next(StreamStep step) const {
     do {
@@ -116,13 +119,11 @@ struct BackwardKeys {
                                                                step.block * Stream::kCols,
                                                                0,
                                                                state().base.first_key,
-                                                               stream.first_warp_row()};
+                                                               stream.first_warp_row(),
+                                                               steps.asks(step)};
       parity ^= 1;
-      if (steps.cover(step) == Cover::kFull) {
-        scores.template make_weights<false>(s, dp);
-      } else {
-        scores.template make_weights<true>(s, dp);
-      }
+      scores.make_weights(s, dp);
+      if (steps.cover(step) != Cover::kFull) scores.hide(s, dp);
       stream.template add_pieces<Stream::kPiecesD>(dk, dp, is_careful, on_step);
       stream.template add_pieces<Stream::kPiecesV>(dv, s, is_careful, on_step);
     }

@@ -123,6 +123,10 @@ struct BackwardQueries {
     return state().blocks.cover(n_block) != Cover::kFull;
   }
 
+  FLASHTILE_DEVICE bool asks(int n_block) const {
+    return state().blocks.mapped_cover(n_block) != Cover::kFull;
+  }
+
   /// Delta of the lane's rows: the sum over all keys, less dlse.
   FLASHTILE_DEVICE void find_delta() {
     const auto nothing = [](const StreamStep&) {};
@@ -134,9 +138,10 @@ struct BackwardQueries {
       Scores s;
       Scores dp = {};
       stream.multiply(s, dp, nothing);
-      scores.for_each_pair(s, dp, step.block * Stream::kCols, hides(step.block),
-                           [&](int half, int, int, int, const PairGradient& pair) {
+      scores.for_each_pair(s, dp, step.block * Stream::kCols, hides(step.block), asks(step.block),
+                           [&](int half, int, float, const PairGradient& pair) {
                              sums[half] = fused_multiply_add(pair.weight, pair.dweight, sums[half]);
+                             return 0.0f;
                            });
     }
     copy_async_wait<0>();
@@ -182,21 +187,20 @@ struct BackwardQueries {
       Scores s;
       Scores dp = {};
       stream.multiply(s, dp, nothing);
-      Scores dscores;
-      scores.for_each_pair(
-          s, dp, step.block * Stream::kCols, hides(step.block),
-          [&](int half, int n, int e, int key, const PairGradient& pair) {
-            const float dlogit = scores.dlogit(half, pair);
-            dscores[0][n][half * 2 + e] = pair.is_seen ? dlogit * pair.derivative : 0.0f;
-            if constexpr (Config::kWantsSlopes || kSumsAux) {
-              // Once, though results have parts and attempts.
-              if (pair.is_seen && stream.part == 0 && !is_careful) {
-                add_score_gradients(s[0][n][half * 2 + e], dlogit, scores.clamped_query(half), key);
-              }
-            }
-          });
+      scores.for_each_pair(s, dp, step.block * Stream::kCols, hides(step.block), asks(step.block),
+                           [&](int half, int key, float product, const PairGradient& pair) {
+                             const float dlogit = scores.dlogit(half, pair);
+                             if constexpr (Config::kWantsSlopes || kSumsAux) {
+                               // Once, though results have parts and attempts.
+                               if (pair.is_seen && stream.part == 0 && !is_careful) {
+                                 add_score_gradients(product, dlogit, scores.clamped_query(half),
+                                                     key);
+                               }
+                             }
+                             return pair.is_seen ? dlogit * pair.derivative : 0.0f;
+                           });
       if constexpr (Config::kWantsDq) {
-        stream.template add_pieces<Stream::kPiecesD>(dq, dscores, is_careful, nothing);
+        stream.template add_pieces<Stream::kPiecesD>(dq, dp, is_careful, nothing);
       }
     }
     copy_async_wait<0>();

@@ -20,11 +20,25 @@ FLASHTILE_DEVICE float plain_weight(float product, float softmax_scale, float ls
   }
 }
 
+template <bool kIsWide>
+struct UnsignedOf {
+  using Type = uint32;
+};
+template <>
+struct UnsignedOf<true> {
+  using Type = uint64;
+};
+
 /// One slice of a warp: 16 kTilesN keys by kSlice queries. In shared memory: lse, delta (float32)
 /// and ranges of keys (pairs of ints) of the block's queries.
 template <class Config, int kTilesN, int kSlice>
 struct BackwardScores {
   using Scores = float[kTilesN][kSlice / 8][4];
+  /// A bit for each pair of a lane: at 4 m + r from kPairs n on.
+  static constexpr int kPairs = 4 * kTilesN;
+  static constexpr bool kIsWide = kPairs * kSlice / 8 > 32;
+  static_assert(kPairs * kSlice / 8 <= 64);
+  using Bits = typename UnsignedOf<kIsWide>::Type;
 
   const ScoreRules<Config>& rules;
   uint32 vectors;
@@ -33,13 +47,14 @@ struct BackwardScores {
   int first_query;     ///< of the slice, in the block
   int block_key;       ///< first key of the block
   int first_warp_key;  ///< of the warp, in the block
+  bool asks;           ///< masks by more than position may hide pairs of the block
 
   FLASHTILE_DEVICE int lane_query() const { return first_query + lane_idx() % 4 * 2; }
   FLASHTILE_DEVICE int lane_key() const { return first_warp_key + lane_idx() / 4; }
 
   /// Products of queries and keys become weights; products of gradients and values become
-  /// gradients of products, but for the scale. What masks hide becomes 0, whatever it was.
-  template <bool kMasked>
+  /// gradients of products, but for the scale. Masks come afterwards: then one text serves all
+  /// blocks, and takes fewer registers.
   FLASHTILE_DEVICE void make_weights(Scores& s, Scores& dp) const {
     const uint32 lse = vectors + static_cast<uint32>(lane_query() * 4);
     FLASHTILE_UNROLL
@@ -47,8 +62,6 @@ struct BackwardScores {
       const FloatPair lse_pair = load_shared_pair(lse + static_cast<uint32>(n * 32));
       const FloatPair delta_pair =
           load_shared_pair(lse + static_cast<uint32>(Config::kBlockM * 4 + n * 32));
-      Vector4 range = {};
-      if constexpr (kMasked) range = ranges(n);
       uint32 kept = 0;
       if constexpr (Config::kHasDropout) kept = kept_weights(n);
       FLASHTILE_UNROLL
@@ -57,30 +70,27 @@ struct BackwardScores {
         for (int r = 0; r < 4; ++r) {
           const float shift = r % 2 == 0 ? lse_pair.x : lse_pair.y;
           const float delta = r % 2 == 0 ? delta_pair.x : delta_pair.y;
-          const int key = lane_key() + m * 16 + r / 2 * 8;
-          bool is_seen = true;
-          if constexpr (kMasked) is_seen = sees(range, n, key, r % 2);
           float dweight = dp[m][n][r];
           bool is_kept = true;
           if constexpr (Config::kHasDropout) {
             is_kept = (kept >> (m * 4 + r)) & 1u;
             dweight = is_kept ? dweight * rules.params.dropout.gain : 0.0f;
           }
+          bool is_zero = false;
           float weight;
           float dscore;
           if constexpr (Config::kHasScoreOptions) {
             const int q_idx = clamped_query(n, r % 2);
             float derivative;
-            const float logit =
-                rules.logit_and_derivative(s[m][n][r], head, q_idx, block_key + key, derivative);
+            const float logit = rules.logit_and_derivative(
+                s[m][n][r], head, q_idx, block_key + key_of(m * 4 + r), derivative);
             weight = exp2_approx((logit - shift) * kLog2e);
-            is_seen = is_seen && weight != 0.0f;
+            is_zero = weight == 0.0f;
             dscore = weight * (dweight - delta) * derivative;
           } else {
             weight = plain_weight<Config>(s[m][n][r], rules.params.softmax_scale, shift);
             dscore = weight * (dweight - delta);
           }
-          const bool is_zero = (kMasked || Config::kHasScoreOptions) && !is_seen;
           s[m][n][r] = is_zero || !is_kept ? 0.0f : weight;
           dp[m][n][r] = is_zero ? 0.0f : dscore;
         }
@@ -90,6 +100,7 @@ struct BackwardScores {
 
   /// Sets what masks hide to 0, whatever it was.
   FLASHTILE_DEVICE void hide(Scores& s, Scores& dp) const {
+    const Bits listed = listed_pairs();
     FLASHTILE_UNROLL
     for (int n = 0; n < kSlice / 8; ++n) {
       const Vector4 range = ranges(n);
@@ -97,8 +108,7 @@ struct BackwardScores {
       for (int m = 0; m < kTilesN; ++m) {
         FLASHTILE_UNROLL
         for (int r = 0; r < 4; ++r) {
-          if (!sees(range, n, lane_key() + m * 16 + r / 2 * 8, r % 2))
-            s[m][n][r] = dp[m][n][r] = 0.0f;
+          if (!sees(range, listed, n, m, r)) s[m][n][r] = dp[m][n][r] = 0.0f;
         }
       }
     }
@@ -117,14 +127,37 @@ struct BackwardScores {
     return q_idx < last ? q_idx : last;
   }
 
-  FLASHTILE_DEVICE bool sees(const Vector4& range, int n, int key, int e) const {
-    bool is_seen = key < static_cast<int>(e == 0 ? range.y : range.w);
+  /// What masks besides those by position leave. Found before weights are, by a text that is there
+  /// for one column tile only.
+  FLASHTILE_DEVICE Bits listed_pairs() const {
+    Bits listed = ~Bits{0};
+    if constexpr (Config::kHasBlockMap) {
+      if (!asks) return listed;
+      listed = 0;
+      FLASHTILE_NO_UNROLL
+      for (int n = 0; n < kSlice / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int i = 0; i < kPairs; ++i) {
+          const bool is_kept = rules.is_kept(head, block_query + lane_query() + n * 8 + i % 2,
+                                             block_key + key_of(i));
+          listed |= static_cast<Bits>(is_kept) << (n * kPairs + i);
+        }
+      }
+    }
+    return listed;
+  }
+
+  /// In the block: of the pair at 4 m + r.
+  FLASHTILE_DEVICE int key_of(int i) const { return lane_key() + i / 4 * 16 + i % 4 / 2 * 8; }
+
+  FLASHTILE_DEVICE bool sees(const Vector4& range, Bits listed, int n, int m, int r) const {
+    const int key = key_of(m * 4 + r);
+    bool is_seen = key < static_cast<int>(r % 2 == 0 ? range.y : range.w);
     if constexpr (Config::kHasLowerBound) {
-      is_seen = is_seen && key >= static_cast<int>(e == 0 ? range.x : range.z);
+      is_seen = is_seen && key >= static_cast<int>(r % 2 == 0 ? range.x : range.z);
     }
     if constexpr (Config::kHasBlockMap) {
-      is_seen =
-          is_seen && rules.is_kept(head, block_query + lane_query() + n * 8 + e, block_key + key);
+      is_seen = is_seen && ((listed >> (n * kPairs + m * 4 + r)) & 1u) != 0;
     }
     return is_seen;
   }

@@ -59,16 +59,22 @@ struct BackwardState {
     find_masks(params, user);
   }
 
-  /// How much of a step is seen.
-  FLASHTILE_DEVICE Cover cover(const AttentionParams& params, int head, int m_block) const {
+  /// What the map says of a step: of pairs that positions leave.
+  FLASHTILE_DEVICE Cover mapped_cover(const AttentionParams& params, int head, int m_block) const {
     if constexpr (Config::kHasBlockMap) {
       const uint32* row =
           map_row(params.blocks, sequence.batch_idx, head, m_block, params.grid.num_m_blocks);
       const int n_block = first_key / Config::kBlockN;
       const uint32 word = load_global(row + n_block / kCoversPerWord);
-      const uint32 bits = (word >> (2 * (n_block % kCoversPerWord))) & 3u;
-      if (bits != static_cast<uint32>(Cover::kFull)) return static_cast<Cover>(bits);
+      return static_cast<Cover>((word >> (2 * (n_block % kCoversPerWord))) & 3u);
     }
+    return Cover::kFull;
+  }
+
+  /// How much of a step is seen.
+  FLASHTILE_DEVICE Cover cover(const AttentionParams& params, int head, int m_block) const {
+    const Cover mapped = mapped_cover(params, head, m_block);
+    if (mapped != Cover::kFull) return mapped;
     return blocks.is_full(m_block) ? Cover::kFull : Cover::kPart;
   }
 };

@@ -217,18 +217,27 @@ struct BackwardStream {
       }
       operands[slice].set(part_of);
     }
-    FLASHTILE_UNROLL
-    for (int piece = 0; piece < kPieces; ++piece) {
-      const uint32 tile = take_item(on_step);
-      if (is_careful) {
-        clear_nonfinite<Config::kElement, PieceTile::kBytes, kThreads>(tile);
-        sync_cta();
-      }
+    // Three products for each of float32 are long: they are there once, and the tiles of acc take
+    // turns in the registers of the first ones.
+    constexpr bool kTakesTurns = Config::kElement == Element::kF32;
+    constexpr int kTiles = kChunk / 8;
+    constexpr int kUnrolled = kTakesTurns ? 1 : kPieces;
+    FLASHTILE_NO_UNROLL
+    for (int first = 0; first < kPieces; first += kUnrolled) {
       FLASHTILE_UNROLL
-      for (int slice = 0; slice < kCols / kSlice; ++slice) {
-        accumulate_values<Config::kElement, 1, kPieces * kChunk / 8, kSlice, kChunk, PieceTile>(
-            acc, operands[slice], tile, slice * kSlice, piece * (kChunk / 8));
+      for (int i = 0; i < kUnrolled; ++i) {
+        const uint32 tile = take_item(on_step);
+        if (is_careful) {
+          clear_nonfinite<Config::kElement, PieceTile::kBytes, kThreads>(tile);
+          sync_cta();
+        }
+        FLASHTILE_UNROLL
+        for (int slice = 0; slice < kCols / kSlice; ++slice) {
+          accumulate_values<Config::kElement, 1, kPieces * kTiles, kSlice, kChunk, PieceTile>(
+              acc, operands[slice], tile, slice * kSlice, i * kTiles);
+        }
       }
+      if constexpr (kTakesTurns) turn_tiles<kTiles>(acc);
     }
   }
 

@@ -197,8 +197,9 @@ struct BackwardTile {
 
   // ---- From products to weights and their gradients
 
-  template <bool kMasked>
-  FLASHTILE_DEVICE void process_slice(const Step& step, int stage, int slice) {
+  /// kMayHide: where masks may hide pairs, `hides` is set.
+  template <bool kMayHide>
+  FLASHTILE_DEVICE void process_slice(const Step& step, int stage, int slice, bool hides) {
     const int first_query = (warp_m * kNumSlices + slice) * kSlice;
     const HeldRows<Config::kElement, kTilesN, Config::kHeadDim> no_keys = {};
     const HeldRows<Config::kElement, kTilesN, Config::kHeadDimV> no_values = {};
@@ -211,12 +212,10 @@ struct BackwardTile {
                       DoutTile>(dp, no_values, value_tile(), first_warp_key, dout_tile(stage),
                                 first_query);
     const BackwardScores<Config, kTilesN, kSlice> scores = {
-        rules,       vectors(stage),    step.head,     step.m_block * kBlockM,
-        first_query, state().first_key, first_warp_key};
-    // Without options, hiding afterwards takes fewer registers.
-    constexpr bool kHidesLater = kMasked && !Config::kHasScoreOptions;
-    scores.template make_weights<(kMasked && !kHidesLater)>(s, dp);
-    if constexpr (kHidesLater) scores.hide(s, dp);
+        rules,       vectors(stage),    step.head,      step.m_block * kBlockM,
+        first_query, state().first_key, first_warp_key, kMayHide && asks(step)};
+    scores.make_weights(s, dp);
+    if (kMayHide && hides) scores.hide(s, dp);
     SliceWeights weights, dscores;
     weights.set(s);
     dscores.set(dp);
@@ -257,14 +256,27 @@ struct BackwardTile {
     }
   }
 
+  /// Text of the user's takes long to compile: it is there once.
+  static constexpr bool kIsLong = Config::kHasBlockMap || Config::Expressions::kHasScore;
+
   /// From products to weights and their gradients.
   FLASHTILE_DEVICE void process_scores(const Step& step, int stage) {
-    if (cover(step) == Cover::kFull) {
+    const bool hides = cover(step) != Cover::kFull;
+    if constexpr (kIsLong) {
+      FLASHTILE_NO_UNROLL
+      for (int slice = 0; slice < kNumSlices; ++slice) {
+        process_slice<true>(step, stage, slice, hides);
+      }
+    } else if (hides) {
       FLASHTILE_UNROLL
-      for (int slice = 0; slice < kNumSlices; ++slice) process_slice<false>(step, stage, slice);
+      for (int slice = 0; slice < kNumSlices; ++slice) {
+        process_slice<true>(step, stage, slice, true);
+      }
     } else {
       FLASHTILE_UNROLL
-      for (int slice = 0; slice < kNumSlices; ++slice) process_slice<true>(step, stage, slice);
+      for (int slice = 0; slice < kNumSlices; ++slice) {
+        process_slice<false>(step, stage, slice, false);
+      }
     }
   }
 
@@ -285,6 +297,11 @@ struct BackwardTile {
 
   FLASHTILE_DEVICE Cover cover(const Step& step) const {
     return state().cover(params, step.head, step.m_block);
+  }
+
+  /// Whether masks by more than position may hide something.
+  FLASHTILE_DEVICE bool asks(const Step& step) const {
+    return state().mapped_cover(params, step.head, step.m_block) != Cover::kFull;
   }
 
   /// The first step behind `step` of which something is seen.

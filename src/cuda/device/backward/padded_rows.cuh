@@ -60,25 +60,13 @@ FLASHTILE_DEVICE void add_to_dq_tile(float* tile, const float (&acc)[4]) {
   }
 }
 
-/// Columns 0 to 7 of rows `group` and group + 8 of a tile.
-FLASHTILE_DEVICE void load_dq_rows(const float* tile, int group, float (&low)[8],
-                                   float (&high)[8]) {
-  FLASHTILE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (kHasVectorAtomics) {
-      const Vector4 part = load_vector(tile + group * 16 + i * 4);
-      low[2 * i] = float_from_bits(part.x);
-      low[2 * i + 1] = float_from_bits(part.y);
-      high[2 * i] = float_from_bits(part.z);
-      high[2 * i + 1] = float_from_bits(part.w);
-    } else {
-      const Vector4 part = load_vector(tile + i * kWarpSize + group * 4);
-      float(&target)[8] = i < 2 ? low : high;
-      target[i % 2] = float_from_bits(part.x);
-      target[2 + i % 2] = float_from_bits(part.y);
-      target[4 + i % 2] = float_from_bits(part.z);
-      target[6 + i % 2] = float_from_bits(part.w);
-    }
+/// A lane's elements of a tile, as add_to_dq_tile has them.
+FLASHTILE_DEVICE void load_dq_tile(const float* tile, float (&acc)[4]) {
+  if constexpr (kHasVectorAtomics) {
+    load_summed(acc, tile + lane_idx() * 4);
+  } else {
+    FLASHTILE_UNROLL
+    for (int r = 0; r < 4; ++r) acc[r] = load_summed(tile + r * kWarpSize + lane_idx());
   }
 }
 

@@ -70,21 +70,14 @@ struct TileCopy {
   }
 
   /// Starts copying all rows; `address(row, step)` gives where they are: a thread has a row in each
-  /// of kSteps steps.
-  template <class Address>
+  /// of kSteps steps. kHasWhole: whole rows have a text of their own, which takes fewer steps.
+  template <bool kHasWhole = false, class Address>
   FLASHTILE_DEVICE static void copy(uint32 tile, int num_cols, int64 element_stride,
                                     const Address& address) {
-    const Place place(tile);
-    FLASHTILE_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      const int row = place.row + step * kRowsAtOnce;
-      if (!kIsEven && row >= kRows) break;
-      const char* source = address(row, step);
-      if constexpr (kStepsAreEven) {
-        copy_chunks<true>(place, step, source + place.chunk * 16, num_cols);
-      } else {
-        copy_row(tile, row, source, num_cols, element_stride);
-      }
+    if (kHasWhole && kStepsAreEven && num_cols >= kCols) {
+      copy_rows<false>(tile, num_cols, element_stride, address);
+    } else {
+      copy_rows<true>(tile, num_cols, element_stride, address);
     }
   }
 
@@ -147,6 +140,23 @@ struct TileCopy {
         copy_async<16>(target, source + group * 128, bytes < 0 ? 0 : bytes < 16 ? bytes : 16);
       } else {
         copy_async_whole(target, source + group * 128);
+      }
+    }
+  }
+
+  template <bool kIsCut, class Address>
+  FLASHTILE_DEVICE static void copy_rows(uint32 tile, int num_cols, int64 element_stride,
+                                         const Address& address) {
+    const Place place(tile);
+    FLASHTILE_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      const int row = place.row + step * kRowsAtOnce;
+      if (!kIsEven && row >= kRows) break;
+      const char* source = address(row, step);
+      if constexpr (kStepsAreEven) {
+        copy_chunks<kIsCut>(place, step, source + place.chunk * 16, num_cols);
+      } else {
+        copy_row(tile, row, source, num_cols, element_stride);
       }
     }
   }

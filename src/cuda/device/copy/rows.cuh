@@ -38,19 +38,22 @@ struct KeyRows {
 
   FLASHTILE_DEVICE const char* row(int key) const {
     if constexpr (!kPaged) return data + key * row_stride;
-    return row_of(page_of(key), key);
+    return row(place_of(key));
   }
 
-  /// Paged: what the table says of a key's page, and where the key lies in it.
-  FLASHTILE_DEVICE int page_of(int key) const {
+  /// Paged: where the table says that a key lies, in keys and in values.
+  struct Place {
+    int page;
     uint32 slot;
-    const uint32 entry = divide(static_cast<uint32>(key + leftpad), page_size, slot);
-    return load_global(reinterpret_cast<const int*>(table + entry * table_stride));
+  };
+  FLASHTILE_DEVICE Place place_of(int key) const {
+    Place place;
+    const uint32 entry = divide(static_cast<uint32>(key + leftpad), page_size, place.slot);
+    place.page = load_global(reinterpret_cast<const int*>(table + entry * table_stride));
+    return place;
   }
-  FLASHTILE_DEVICE const char* row_of(int page, int key) const {
-    uint32 slot;
-    divide(static_cast<uint32>(key + leftpad), page_size, slot);
-    return data + clamp(page, 0, num_pages - 1) * page_stride + slot * row_stride;
+  FLASHTILE_DEVICE const char* row(const Place& place) const {
+    return data + clamp(place.page, 0, num_pages - 1) * page_stride + place.slot * row_stride;
   }
 };
 

@@ -74,7 +74,7 @@ struct ForwardBase {
       Config::kPaged && Config::kBlockM <= 16 && Config::kNumStages > 1 && Config::kChunk == 0;
   static constexpr int kPageSteps =
       kKeepsPages ? (Config::kBlockN * 8 + kThreads - 1) / kThreads : 1;
-  int pages[kPageSteps];
+  typename KeyRows<Config::kPaged>::Place pages[kPageSteps];
 
   Softmax softmax;
   float acc[kTilesM][kTilesV][4];
@@ -144,7 +144,7 @@ struct ForwardBase {
       FLASHTILE_UNROLL
       for (int step = 0; step < kPageSteps; ++step) {
         const int key = n_block * Config::kBlockN + thread_idx() / 8 + step * (kThreads / 8);
-        pages[step] = state().keys.page_of(clamp(key, blocks.key_begin, blocks.key_end - 1));
+        pages[step] = state().keys.place_of(clamp(key, blocks.key_begin, blocks.key_end - 1));
       }
     }
   }
@@ -163,9 +163,8 @@ struct ForwardBase {
       Copy::copy_range(tile, num_cols, element_stride, blocks.key_begin - first_key,
                        blocks.key_end - first_key, address);
     } else if constexpr (kKeepsPages) {
-      Copy::copy(tile, num_cols, element_stride, [&](int row, int step) {
-        return from.row_of(pages[step], first_key + row) + skipped;
-      });
+      Copy::template copy<true>(tile, num_cols, element_stride,
+                                [&](int, int step) { return from.row(pages[step]) + skipped; });
     } else if constexpr (Config::kPaged) {
       Copy::copy(tile, num_cols, element_stride, [&](int row, int) { return address(row); });
     } else {

@@ -65,10 +65,14 @@ struct BackwardBias {
     Scores dp = {};
     stream.multiply(products, dp, nothing);
     copy_async_wait<0>();
-    scores.for_each_pair(products, dp, first_key, /*hides=*/true,
-                         [&](int half, int n, int e, int, const PairGradient& pair) {
-                           sums[0][n][half * 2 + e] += scores.dlogit(half, pair);
-                         });
+    scores.for_each_pair(
+        products, dp, first_key, /*hides=*/true, /*asks=*/true,
+        [&](int half, int, float, const PairGradient& pair) { return scores.dlogit(half, pair); });
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kStreamBlock / 8; ++n) {
+      FLASHTILE_UNROLL
+      for (int r = 0; r < 4; ++r) sums[0][n][r] += dp[0][n][r];
+    }
   }
 
   FLASHTILE_DEVICE char* address(int plane_batch, int plane_head, int row, int col) const {

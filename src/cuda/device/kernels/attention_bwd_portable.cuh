@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // attention_bwd_portable: gradients of keys and values, and the sums of those of queries, for every
-// GPU with mma.sync and cp.async (sm_80 and later). attention_bwd_prepare has run before.
+// GPU with mma.sync and cp.async (sm_80 and later). attention_bwd_prepare has run before. With
+// kFinishesDq the last CTA of a kv head makes dq of the sums, else attention_bwd_convert does.
 #pragma once
 
 #include "cuda/device/backward/backward_finish.cuh"
@@ -19,7 +20,10 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BackwardTile<Config>
   if (thread_idx() == 0) Work::state().find(params, user, backward, cta_idx());
   wait_for_previous_grid();
   sync_cta();
-  if (Work::state().num_keys == 0) return;
+  if (Work::state().num_keys == 0) {
+    BackwardFinish<Work>::run_without_keys(params, backward);
+    return;
+  }
   Work work(params, user, backward);
   work.run();
   BackwardFinish<Work>::run(work);

@@ -17,9 +17,13 @@ struct BackwardPrepare {
   static constexpr int kThreads = 128;
   static constexpr int kLanes = Config::kRowLanes;  ///< that share a row; a power of two
   static constexpr int kRowsAtOnce = kWarpSize / kLanes;
-  static constexpr int kRounds = kRowPadding / kRowsAtOnce;
   static constexpr int kElements = 8;
   static constexpr int kChunks = Config::kHeadDimV / (kLanes * kElements);  ///< of a lane
+  /// Rows of a lane, and how many of them are asked for at once.
+  static constexpr int kRounds = kRowPadding / kRowsAtOnce;
+  static constexpr int kRoundsAtOnce = kRounds * kChunks <= 8 ? kRounds
+                                       : kChunks >= 8         ? 1
+                                                              : 8 / kChunks;
 
   const AttentionParams& params;
   const BackwardParams& backward;
@@ -111,27 +115,25 @@ struct BackwardPrepare {
     return sink == -infinity() ? 0.0f : -exp_precise(sink - lse) * delta;
   }
 
-  /// Sixteen rows of a head.
-  FLASHTILE_DEVICE void prepare(const Sequence& sequence, int first, int head) const {
-    const int64 begin = padded_row(params, sequence) + first;
-    if constexpr (Config::kSumsDq) clear(head, begin);
-    float sink_sum = 0.0f;
-    float sums[kRounds];
-    float bad[kRounds] = {};
-    bool is_odd = false;
+  /// Some rows of sixteen, which begin at the padded row `begin`; `first` is their first query.
+  FLASHTILE_DEVICE void prepare_rounds(const Sequence& sequence, int64 begin, int first, int head,
+                                       int round, float& sink_sum, bool& is_odd) const {
+    float sums[kRoundsAtOnce];
+    float bad[kRoundsAtOnce] = {};
+    const int lane_row = round * kRowsAtOnce + lane_idx() / kLanes;
     FLASHTILE_UNROLL
-    for (int i = 0; i < kRounds; ++i) {
-      const int q_idx = first + i * kRowsAtOnce + lane_idx() / kLanes;
+    for (int i = 0; i < kRoundsAtOnce; ++i) {
+      const int q_idx = first + lane_row + i * kRowsAtOnce;
       sums[i] = q_idx < sequence.seqlen_q ? dot(sequence, q_idx, head, bad[i]) : 0.0f;
     }
     FLASHTILE_UNROLL
-    for (int i = 0; i < kRounds; ++i) {
+    for (int i = 0; i < kRoundsAtOnce; ++i) {
       FLASHTILE_UNROLL
       for (int mask = kLanes / 2; mask > 0; mask /= 2) {
         sums[i] += shuffle_xor(sums[i], mask);
         bad[i] += shuffle_xor(bad[i], mask);
       }
-      const int row = i * kRowsAtOnce + lane_idx() / kLanes;
+      const int row = lane_row + i * kRowsAtOnce;
       const int q_idx = first + row;
       if (lane_idx() % kLanes != 0 || q_idx >= sequence.seqlen_q) continue;
       float delta = sums[i];
@@ -154,6 +156,18 @@ struct BackwardPrepare {
       is_odd = is_odd || !is_finite(shift) || !is_finite(delta);
       // A query that sees nothing but the sink may hold anything.
       if constexpr (Config::kHasSink) is_odd = is_odd || lse == sink_of(head);
+    }
+  }
+
+  /// Sixteen rows of a head.
+  FLASHTILE_DEVICE void prepare(const Sequence& sequence, int first, int head) const {
+    const int64 begin = padded_row(params, sequence) + first;
+    if constexpr (Config::kSumsDq) clear(head, begin);
+    float sink_sum = 0.0f;
+    bool is_odd = false;
+    FLASHTILE_NO_UNROLL
+    for (int round = 0; round < kRounds; round += kRoundsAtOnce) {
+      prepare_rounds(sequence, begin, first, head, round, sink_sum, is_odd);
     }
     is_odd = any_lane(is_odd);
     if (lane_idx() == 0) {
@@ -213,7 +227,16 @@ struct BackwardPrepare {
     }
   }
 
+  FLASHTILE_DEVICE void clear_counts() const {
+    const int count = params.lengths.batch_size * params.num_heads_kv;
+    const int64 step = num_ctas() * kThreads;
+    for (int64 at = cta_idx() * kThreads + thread_idx(); at < count; at += step) {
+      backward.finished[at] = 0;
+    }
+  }
+
   FLASHTILE_DEVICE void run() const {
+    if (backward.finished != nullptr) clear_counts();
     for_each_row_block(params, kThreads / kWarpSize,
                        [&](const Sequence& sequence, int first_row, int head) {
                          prepare(sequence, first_row, head);

@@ -49,6 +49,23 @@ FLASHTILE_DEVICE void accumulate_scores(float (&acc)[kTilesM][kN / 8][4],
   }
 }
 
+/// The first kStep tiles of columns go behind the last one. Registers have no index at run time: in
+/// this way a loop of short text passes over an accumulator, which in the end is as it was.
+template <int kStep, int kTiles>
+FLASHTILE_DEVICE void turn_tiles(float (&acc)[1][kTiles][4]) {
+  static_assert(kTiles % kStep == 0, "whole turns");
+  float first[kStep][4];
+  FLASHTILE_UNROLL
+  for (int n = 0; n < kTiles; ++n) {
+    FLASHTILE_UNROLL
+    for (int r = 0; r < 4; ++r) {
+      if (n < kStep) first[n][r] = acc[0][n][r];
+      acc[0][n][r] = n + kStep < kTiles ? acc[0][n + kStep < kTiles ? n + kStep : 0][r]
+                                        : first[(n + kStep) % kTiles % kStep][r];
+    }
+  }
+}
+
 template <Element element, int kTilesM, int kTilesV, int kN, int kCols, class ValuesTile>
 FLASHTILE_DEVICE void accumulate_values(float (&acc)[kTilesM][kTilesV][4],
                                         const Weights<element, kTilesM, kN>& weights,

@@ -17,6 +17,8 @@ struct BackwardParams {
   /// head_dim / 8, 128).
   float* dq_sums = nullptr;
   long long padded_rows = 0;
+  /// CTAs that have added all of theirs to these sums, (batch, kv heads); null: not counted.
+  unsigned int* finished = nullptr;
   /// An int for each of kRowPadding rows, (heads, padded_rows / 16): whether what is not finite may
   /// lie in their queries and gradients.
   int* odd_rows = nullptr;

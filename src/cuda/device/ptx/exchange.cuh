@@ -21,6 +21,10 @@ FLASHTILE_DEVICE int load_fresh(const int* address) {
   return value;
 }
 
+/// What a thread has written before is there for those of other CTAs whose own fence comes behind
+/// what tells them of it.
+FLASHTILE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 /// Adds 1; what was there before.
 FLASHTILE_DEVICE uint32 atomic_increment(uint32* address) { return atomicAdd(address, 1u); }
 

@@ -169,6 +169,18 @@ FLASHTILE_DEVICE void load_written(float (&value)[4], const float* address) {
                : "l"(address));
 }
 
+/// What atomics have summed, from where they did.
+FLASHTILE_DEVICE float load_summed(const float* address) {
+  float value;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(address));
+  return value;
+}
+FLASHTILE_DEVICE void load_summed(float (&value)[4], const float* address) {
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+               : "l"(address));
+}
+
 FLASHTILE_DEVICE Vector4 load_vector(const void* address) {
   const uint4 value = __ldg(static_cast<const uint4*>(address));
   return {value.x, value.y, value.z, value.w};

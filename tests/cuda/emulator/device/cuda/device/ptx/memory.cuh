@@ -122,6 +122,8 @@ inline void load_written(float (&value)[4], const float* address) {
   for (int i = 0; i < 4; ++i) value[i] = address[i];
 }
 
+inline float load_summed(const float* address) { return *address; }
+inline void load_summed(float (&value)[4], const float* address) { load_written(value, address); }
 inline Vector4 load_vector(const void* address) { return *static_cast<const Vector4*>(address); }
 inline void store_vector(void* address, const Vector4& value) {
   *static_cast<Vector4*>(address) = value;
