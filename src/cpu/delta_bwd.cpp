@@ -71,12 +71,6 @@ struct DeltaBwdMemory {
       : rows(isa, problem, cursor), strips(isa, problem, max_rows, cursor) {}
 };
 
-/// Strips of a pass.
-struct StripRange {
-  int64_t first;
-  int64_t count;
-};
-
 /// One state of one sequence.
 class DeltaBwdState {
  public:

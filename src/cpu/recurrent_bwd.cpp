@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Backward of vector decay on the CPU. A task is one state of one sequence: forward over its rows
-// for dQ, then backward for dK, dV and the gradient of decays.
+// for dQ, then backward for dK, dV and the gradient of decays; or some strips of its key and value
+// dimensions where states are fewer than workers, with the same bits.
 #include <algorithm>
 
 #include "core/executor.hpp"
@@ -57,7 +58,9 @@ class RecurrentBwdStream {
         memory_(memory),
         bonus_(bonus_of(problem, args, head)) {}
 
-  void run(ParameterSums& sums) {
+  void run(const StripRange& keys, const StripRange& values, ParameterSums& sums) {
+    keys_ = keys;
+    values_ = values;
     std::fill_n(memory_.dbonus, problem_.head_dim, 0.0);
     load(args_.initial_states.state, memory_.state, nullptr);
     load(args_.dfinal_states.state, memory_.dstate_transposed, memory_.dstate);
@@ -68,6 +71,7 @@ class RecurrentBwdStream {
       kernels_.bwd_queries(chunk);
     }
     RecurrentBwdChunk ends{};
+    ends.keys = keys;
     ends.head_dim = problem_.head_dim;
     ends.head_dim_v = problem_.head_dim_v;
     ends.state = memory_.state;
@@ -79,11 +83,17 @@ class RecurrentBwdStream {
       if (n > 0) chunk.next_begin = -max_rows_;
       kernels_.bwd_keys(chunk);
     }
-    kernels_.store_strips(memory_.dstate, problem_.head_dim, problem_.head_dim_v, 0,
-                          ld_v_ / kernels_.strip_width, memory_.rows, ld_v_);
-    store_state_columns(args_.dinitial_states.state, sequence_.batch_idx, head_, 0,
-                        problem_.head_dim_v, ld_v_, memory_.rows);
-    for (int64_t i = 0; i < static_cast<int64_t>(bonus_.size()); ++i) {
+    const int64_t width = kernels_.strip_width;
+    const int64_t column = values.first * width;
+    const int64_t columns = std::min(values.count * width, problem_.head_dim_v - column);
+    if (columns > 0) {
+      kernels_.store_strips(memory_.dstate + column * problem_.head_dim, problem_.head_dim,
+                            problem_.head_dim_v, values.first, values.count, memory_.rows, ld_v_);
+      store_state_columns(args_.dinitial_states.state, sequence_.batch_idx, head_, column, columns,
+                          ld_v_, memory_.rows + column);
+    }
+    const int64_t end = std::min((keys.first + keys.count) * width, problem_.head_dim);
+    for (int64_t i = keys.first * width; i < end && !bonus_.empty(); ++i) {
       sums.add(args_.gradients.u_bonus, sequence_.batch_idx, head_, i, memory_.dbonus[i]);
     }
   }
@@ -129,6 +139,8 @@ class RecurrentBwdStream {
     chunk.max_rows = max_rows_;
     chunk.head_dim = problem_.head_dim;
     chunk.head_dim_v = problem_.head_dim_v;
+    chunk.keys = keys_;
+    chunk.values = values_;
     chunk.q = q_.data();
     chunk.dout = dout_.data();
     chunk.num_members = problem_.heads_a_state();
@@ -159,8 +171,16 @@ class RecurrentBwdStream {
   int64_t ld_k_, ld_v_;
   const RecurrentBwdMemory& memory_;
   std::vector<float> bonus_;
+  StripRange keys_{}, values_{};
   std::vector<ChunkRows> q_, dout_, dq_;
 };
+
+/// Part n of `parts` of the strips of a dimension.
+StripRange part_of_strips(const RecurrentKernels& kernels, int64_t dim, int64_t n, int64_t parts) {
+  const int64_t strips = ceil_div(dim, kernels.strip_width);
+  const int64_t begin = n * strips / parts;
+  return {begin, (n + 1) * strips / parts - begin};
+}
 
 }  // namespace
 
@@ -177,13 +197,21 @@ void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
   const double work = static_cast<double>(problem.num_rows * problem.num_out_heads) *
                       static_cast<double>(9 * problem.head_dim * problem.head_dim_v);
   const Context limited = with_workers_for(work, context);
-  const Workspace workspace(op, context, plan.bytes_for(op, num_workers_of(limited)));
-  parallel_for(limited, plan.num_tasks, [&](int64_t task, int worker) {
+  const int64_t num_workers = num_workers_of(limited);
+  const Workspace workspace(op, context, plan.bytes_for(op, num_workers));
+  const RecurrentKernels& kernels = isa.linear->recurrent;
+  const int64_t num_strips =
+      ceil_div(std::max(problem.head_dim, problem.head_dim_v), kernels.strip_width);
+  const int64_t parts =
+      plan.num_tasks == 0 ? 1 : std::clamp<int64_t>(num_workers / plan.num_tasks, 1, num_strips);
+  parallel_for(limited, plan.num_tasks * parts, [&](int64_t task, int worker) {
     WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
     const RecurrentBwdMemory memory(isa, problem, plan.chunk_size, cursor);
-    const auto& sequence = sequences[static_cast<size_t>(task / problem.num_state_heads)];
-    RecurrentBwdStream(isa, problem, plan, args, sequence, task % problem.num_state_heads, memory)
-        .run(sums);
+    const int64_t stream = task / parts;
+    const auto& sequence = sequences[static_cast<size_t>(stream / problem.num_state_heads)];
+    RecurrentBwdStream(isa, problem, plan, args, sequence, stream % problem.num_state_heads, memory)
+        .run(part_of_strips(kernels, problem.head_dim, task % parts, parts),
+             part_of_strips(kernels, problem.head_dim_v, task % parts, parts), sums);
   });
   sums.store();
 }

@@ -37,6 +37,7 @@ constexpr const char* kProblems[] = {
     "kda_fwd:b1:hq1:t130:d64:dv300:initial_state:final_state",
     "linear_attention_fwd:b1:hq1:t130:d64:dv300:normalize:final_state:final_norm",
     "rwkv6_bwd:b2:hq2:t130:d64:dv64:initial_state",
+    "rwkv6_bwd:b1:hq1:t130:d150:dv200:initial_state",
     "gated_delta_rule_bwd:b1:hq1:hv2:t130:d200:dv150:initial_state:qk_l2norm",
     "kda_bwd:b1:hq8:t130:d64:dv40:initial_state",
     "mamba1_bwd:b2:c600:num_groups=1:t130:d8:D:dt_softplus",

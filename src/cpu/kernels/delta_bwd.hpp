@@ -242,15 +242,6 @@ FLASHTILE_INLINE void for_each_strip(const DeltaBwdChunk& c, int64_t dim, int64_
   }
 }
 
-/// `columns` of float rows to those of a tensor.
-inline void store_strip_rows(const float* src, int64_t ld, int64_t rows, int64_t column,
-                             int64_t columns, ChunkRows target) {
-  if (target.data == nullptr) return;
-  const int64_t size = target.dtype == DType::kF32 ? 4 : 2;
-  target.data += column * target.stride * size;
-  store_chunk_rows(src + column, ld, rows, columns, target);
-}
-
 inline int64_t columns_left(int64_t dim, int64_t column) {
   return dim - column < kStripWidth ? dim - column : kStripWidth;
 }

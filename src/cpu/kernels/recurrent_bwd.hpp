@@ -157,6 +157,27 @@ inline void pack_bwd_inputs(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) 
   set_decays(c.g, /*is_vector_gate=*/true, c.rows, c.head_dim, in.decay, in.ld_k, in.resets);
 }
 
+/// `columns` of float rows to those of a tensor.
+inline void store_strip_rows(const float* src, int64_t ld, int64_t rows, int64_t column,
+                             int64_t columns, ChunkRows target) {
+  if (target.data == nullptr) return;
+  const int64_t size = target.dtype == DType::kF32 ? 4 : 2;
+  target.data += column * target.stride * size;
+  store_chunk_rows(src + column, ld, rows, columns, target);
+}
+
+/// The columns of some strips of `dim`.
+struct ColumnRange {
+  int64_t begin, end;
+
+  ColumnRange(const StripRange& strips, int64_t dim) {
+    begin = strips.first * kStripWidth;
+    end = (strips.first + strips.count) * kStripWidth;
+    if (begin > dim) begin = dim;
+    if (end > dim) end = dim;
+  }
+};
+
 /// The rows that a pass writes, and the inputs of the chunk that it takes next.
 inline RowPrefetch recurrent_bwd_prefetch(const RecurrentBwdChunk& c, bool is_query) {
   RowPrefetch prefetch;
@@ -176,9 +197,7 @@ inline RowPrefetch recurrent_bwd_prefetch(const RecurrentBwdChunk& c, bool is_qu
     prefetch_rows(c.dv, 0, c.rows, c.head_dim_v, &prefetch);
     prefetch_rows(c.dg, 0, c.rows, c.head_dim, &prefetch);
   }
-  const int64_t key_strips = whole_strips(c.head_dim) / kStripWidth;
-  const int64_t value_strips = is_query ? 0 : whole_strips(c.head_dim_v) / kStripWidth;
-  spread_prefetch((key_strips + value_strips) * c.rows, &prefetch);
+  spread_prefetch((c.keys.count + (is_query ? 0 : c.values.count)) * c.rows, &prefetch);
   return prefetch;
 }
 
@@ -186,7 +205,8 @@ inline RowPrefetch recurrent_bwd_prefetch(const RecurrentBwdChunk& c, bool is_qu
 template <StripOrder kOrder>
 void query_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
   RowPrefetch prefetch = recurrent_bwd_prefetch(c, /*is_query=*/true);
-  for (int64_t column = 0; column < c.head_dim; column += kStripWidth) {
+  const ColumnRange keys(c.keys, c.head_dim);
+  for (int64_t column = keys.begin; column < keys.end; column += kStripWidth) {
     const int64_t num_vecs = padded(c.head_dim - column) / kLanes;
     float* state = c.state + column * c.head_dim_v;
     for (int64_t t = 0; t < c.rows; ++t) {
@@ -216,7 +236,9 @@ void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
   RowPrefetch prefetch = recurrent_bwd_prefetch(c, /*is_query=*/false);
   const int64_t q_step = c.max_rows * in.ld_k;
   const int64_t dout_step = c.max_rows * in.ld_v;
-  for (int64_t column = 0; column < c.head_dim; column += kStripWidth) {
+  const ColumnRange keys(c.keys, c.head_dim);
+  const ColumnRange values(c.values, c.head_dim_v);
+  for (int64_t column = keys.begin; column < keys.end; column += kStripWidth) {
     const int64_t num_vecs = padded(c.head_dim - column) / kLanes;
     for (int64_t t = c.rows - 1; t >= 0; --t) {
       prefetch.step();
@@ -228,7 +250,7 @@ void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
           c.dstate_transposed + column * c.head_dim_v);
     }
   }
-  for (int64_t column = 0; column < c.head_dim_v; column += kStripWidth) {
+  for (int64_t column = values.begin; column < values.end; column += kStripWidth) {
     const int64_t num_vecs = padded(c.head_dim_v - column) / kLanes;
     for (int64_t t = c.rows - 1; t >= 0; --t) {
       prefetch.step();
@@ -245,6 +267,8 @@ void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
 /// The bonus' part of dQ, per member; of dK and dV, and its own gradient.
 inline void bonus_gradients(const RecurrentBwdChunk& c, bool is_query, RecurrentBwdInputs& in) {
   if (c.bonus == nullptr) return;
+  const ColumnRange keys(c.keys, c.head_dim);
+  const ColumnRange values(c.values, c.head_dim_v);
   for (int64_t m = 0; m < c.num_members; ++m) {
     for (int64_t t = 0; t < c.rows; ++t) {
       const int64_t row = m * c.max_rows + t;
@@ -253,16 +277,16 @@ inline void bonus_gradients(const RecurrentBwdChunk& c, bool is_query, Recurrent
       const float* k = in.k + t * in.ld_k;
       const float dot = row_dot(in.v + t * in.ld_v, dout, c.head_dim_v);
       float own = 0;
-      for (int64_t i = 0; i < c.head_dim; ++i) {
+      for (int64_t i = 0; i < c.head_dim && !is_query; ++i) own += c.bonus[i] * k[i] * q[i];
+      for (int64_t i = keys.begin; i < keys.end; ++i) {
         if (is_query) {
           in.dq[row * in.ld_k + i] += c.bonus[i] * k[i] * dot;
           continue;
         }
-        own += c.bonus[i] * k[i] * q[i];
         in.dk[t * in.ld_k + i] += c.bonus[i] * q[i] * dot;
         c.dbonus[i] += static_cast<double>(q[i] * k[i] * dot);
       }
-      for (int64_t j = 0; j < c.head_dim_v && !is_query; ++j) {
+      for (int64_t j = values.begin; j < values.end && !is_query; ++j) {
         in.dv[t * in.ld_v + j] += own * dout[j];
       }
     }
@@ -278,8 +302,9 @@ inline void recurrent_bwd_queries(const RecurrentBwdChunk& c) {
   } else {
     query_gradients<StripOrder::kDecayAddRead>(c, in);
   }
+  const ColumnRange keys(c.keys, c.head_dim);
   for (int64_t t = 0; t < c.rows; ++t) {
-    for (int64_t i = 0; i < c.head_dim; ++i) {
+    for (int64_t i = keys.begin; i < keys.end; ++i) {
       float sum = 0;
       for (int64_t m = 0; m < c.num_members; ++m) {
         const int64_t at = (m * c.max_rows + t) * in.ld_k + i;
@@ -291,8 +316,10 @@ inline void recurrent_bwd_queries(const RecurrentBwdChunk& c) {
   bonus_gradients(c, /*is_query=*/true, in);
   for (int64_t m = 0; m < c.num_members; ++m) {
     float* dq = in.dq + m * c.max_rows * in.ld_k;
-    for (int64_t t = 0; t < c.rows; ++t) scale_row(dq + t * in.ld_k, c.head_dim, c.scale);
-    store_chunk_rows(dq, in.ld_k, c.rows, c.head_dim, c.dq[m]);
+    for (int64_t t = 0; t < c.rows; ++t) {
+      scale_row(dq + t * in.ld_k + keys.begin, keys.end - keys.begin, c.scale);
+    }
+    store_strip_rows(dq, in.ld_k, c.rows, keys.begin, keys.end - keys.begin, c.dq[m]);
   }
 }
 
@@ -305,8 +332,10 @@ inline void recurrent_bwd_keys(const RecurrentBwdChunk& c) {
   } else {
     key_value_gradients<StripOrder::kAddReadDecay>(c, in);
   }
+  const ColumnRange keys(c.keys, c.head_dim);
+  const ColumnRange values(c.values, c.head_dim_v);
   for (int64_t t = c.rows - 1; t >= 0; --t) {
-    for (int64_t i = 0; i < c.head_dim; ++i) {
+    for (int64_t i = keys.begin; i < keys.end; ++i) {
       const int64_t at = t * in.ld_k + i;
       const auto read = static_cast<double>(c.query_sums[t * c.head_dim + i]);
       const auto written = static_cast<double>(in.k[at] * in.dk[at]);
@@ -318,14 +347,15 @@ inline void recurrent_bwd_keys(const RecurrentBwdChunk& c) {
     }
   }
   bonus_gradients(c, /*is_query=*/false, in);
-  store_chunk_rows(in.dk, in.ld_k, c.rows, c.head_dim, c.dk);
-  store_chunk_rows(in.dv, in.ld_v, c.rows, c.head_dim_v, c.dv);
-  store_chunk_rows(in.dg, in.ld_k, c.rows, c.head_dim, c.dg);
+  store_strip_rows(in.dk, in.ld_k, c.rows, keys.begin, keys.end - keys.begin, c.dk);
+  store_strip_rows(in.dv, in.ld_v, c.rows, values.begin, values.end - values.begin, c.dv);
+  store_strip_rows(in.dg, in.ld_k, c.rows, keys.begin, keys.end - keys.begin, c.dg);
 }
 
 /// passing[i] = the sum over value dimensions of state times dstate_transposed.
 inline void recurrent_state_dots(const RecurrentBwdChunk& c) {
-  for (int64_t i = 0; i < c.head_dim; ++i) {
+  const ColumnRange keys(c.keys, c.head_dim);
+  for (int64_t i = keys.begin; i < keys.end; ++i) {
     const int64_t strip = i / kStripWidth * kStripWidth;
     double sum = 0;
     for (int64_t j = 0; j < c.head_dim_v; ++j) {

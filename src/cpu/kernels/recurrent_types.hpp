@@ -59,7 +59,14 @@ struct StateStep {
   const float* skip;  ///< head_dim_v factors of v, added to the output; may be null
 };
 
-/// Some rows of one state of vector decay backward, for all strips. The state and one copy of its
+/// Strips of a state.
+struct StripRange {
+  int64_t first;
+  int64_t count;
+};
+
+/// Some rows of one state of vector decay backward: dQ, dK and the decays' gradients of some strips
+/// of key dimensions, dV of some strips of value dimensions. The state and one copy of its
 /// gradient are transposed: strips of key dimensions, head_dim_v rows each.
 struct RecurrentBwdChunk {
   bool reads_before;
@@ -68,6 +75,8 @@ struct RecurrentBwdChunk {
   int64_t max_rows;
   int64_t head_dim;
   int64_t head_dim_v;
+  StripRange keys;
+  StripRange values;
   const ChunkRows* q;  ///< of each output head that reads the state
   const ChunkRows* dout;
   int64_t num_members;
