@@ -264,6 +264,23 @@ FLASHTILE_INLINE void recurrent_strip_of(int64_t num_vecs, const RecurrentChunk&
   }
 }
 
+inline void recurrent_strip_by_update(int64_t num_vecs, const RecurrentChunk& c,
+                                      const RecurrentInputs& in, int64_t column, float* state,
+                                      RowPrefetch* next) {
+  constexpr auto kAdd = RecurrentUpdate::kAdd;
+  constexpr auto kDelta = RecurrentUpdate::kDelta;
+  constexpr auto kLowRank = RecurrentUpdate::kLowRank;
+  if (c.update == kDelta) {
+    recurrent_strip_of<kDelta, false, kTileVecs>(num_vecs, c, in, column, state, next);
+  } else if (c.update == kLowRank) {
+    recurrent_strip_of<kLowRank, false, kTileVecs>(num_vecs, c, in, column, state, next);
+  } else if (c.reads_before) {
+    recurrent_strip_of<kAdd, true, kTileVecs>(num_vecs, c, in, column, state, next);
+  } else {
+    recurrent_strip_of<kAdd, false, kTileVecs>(num_vecs, c, in, column, state, next);
+  }
+}
+
 /// The output rows, and the inputs of the following chunk.
 inline RowPrefetch recurrent_prefetch(const RecurrentChunk& c) {
   RowPrefetch prefetch;
@@ -294,16 +311,7 @@ inline void recurrent_fwd_chunk(const RecurrentChunk& c) {
     const int64_t num_vecs = padded(c.head_dim_v - column) / kLanes;
     float* state = c.strips + n * c.head_dim * kStripWidth;
     end = column + kStripWidth;
-    const auto run = [&](auto&& strip) { strip(num_vecs, c, in, column, state, &prefetch); };
-    if (c.update == RecurrentUpdate::kDelta) {
-      run(recurrent_strip_of<RecurrentUpdate::kDelta, false, kTileVecs>);
-    } else if (c.update == RecurrentUpdate::kLowRank) {
-      run(recurrent_strip_of<RecurrentUpdate::kLowRank, false, kTileVecs>);
-    } else if (c.reads_before) {
-      run(recurrent_strip_of<RecurrentUpdate::kAdd, true, kTileVecs>);
-    } else {
-      run(recurrent_strip_of<RecurrentUpdate::kAdd, false, kTileVecs>);
-    }
+    recurrent_strip_by_update(num_vecs, c, in, column, state, &prefetch);
   }
   if (end > c.head_dim_v) end = c.head_dim_v;
   for (int64_t member = 0; member < c.num_members; ++member) {
