@@ -31,6 +31,7 @@ constexpr const char* kCheckedBothWays[] = {
     ":b3:hq4:hkv2:sq60:sk90:d16:seqused_k={90,0,41}:leftpad_k={3,0,7}",
     ":b3:hq4:hkv2:d24:cu_seqlens_q={0,33,33,90}:cu_seqlens_k={0,70,75,140}:causal",
     ":b2:hq4:hkv2:sq60:sk90:d16:dropout_p=0.2:dropout_seed=7:causal",
+    ":b2:hq4:hkv2:sq60:sk90:d16:dropout_p=0.2:dropout_seed_tensor={-7}:causal:bf16",
     ":b1:hq2:sq96:sk96:d16:block_rows=16:block_cols=24:block_counts:block_indices",
     ":b2:hq2:sq90:sk90:d16:mask='(q_idx - k_idx) % 3 == 0 || k_idx < 4'",
     ":b2:hq4:sq60:sk90:d16:score='score * g[head] + t[q_idx - k_idx + 89]':aux.g[hq]:aux.t[160]",

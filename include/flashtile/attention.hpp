@@ -100,6 +100,9 @@ struct AttentionOptions {
   double dropout_p = 0;  ///< in [0, 1)
   uint64_t dropout_seed = 0;
   int64_t dropout_offset = 0;  ///< in [0, 2^32)
+  /// (1), i64: the seed, read when the call runs, in the place of dropout_seed. Each replay of a
+  /// captured CUDA graph reads it.
+  TensorView dropout_seed_tensor;
 
   /// Same bits in every run. The CPU kernels always are; elsewhere it may cost time.
   bool deterministic = false;

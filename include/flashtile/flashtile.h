@@ -244,6 +244,8 @@ typedef struct flashtile_attention_args {
   /* Of k and v of i8 or e4m3, f32: (heads_kv), (batch, heads_kv) or (pages, heads_kv) */
   const flashtile_tensor* k_scale;
   const flashtile_tensor* v_scale;
+
+  const flashtile_tensor* dropout_seed_tensor; /* (1), i64: in the place of dropout_seed */
 } flashtile_attention_args;
 
 FLASHTILE_C_API void flashtile_attention_args_init(flashtile_attention_args* args,

@@ -16,7 +16,7 @@ ScoreOrMask = Union[str, Callable[..., Any], None]
 # Rows of the operator table in the order in which the functions below give them.
 _INPUTS = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k",
            "seqused_k", "leftpad_k", "block_table", "cache_batch_idx", "block_counts",
-           "block_indices")
+           "block_indices", "dropout_seed_tensor")
 _CACHE = ("k_new", "v_new", "cu_seqlens_new", "rotary_cos", "rotary_sin", "rotary_seqlens",
           "k_scale", "v_scale")
 _RESULTS = ("out", "lse", "max_logit", "weights", "dropout_mask")
@@ -53,6 +53,11 @@ def _expressions(score: ScoreOrMask, mask: ScoreOrMask, aux: Mapping[str, Array]
     return texts[0], texts[1], named or None
 
 
+def _seed(seed: int | Array | None) -> tuple[int | None, Array | None]:
+    """A seed as the option and as the tensor, one of which is None."""
+    return (None, seed) if len(getattr(seed, "shape", ())) == 1 else (seed, None)
+
+
 def attention(
         q: Array, k: Array, v: Array, *, causal: bool = False, window: Window | None = None,
         softmax_scale: float | None = None, softcap: float | None = None,
@@ -60,7 +65,7 @@ def attention(
         score: ScoreOrMask = None, mask: ScoreOrMask = None,
         aux: Mapping[str, Array] | None = None, params: Mapping[str, float] | None = None,
         query_offset: int | None = None, attention_chunk: int | None = None,
-        dropout_p: float | None = None, dropout_seed: int | None = None,
+        dropout_p: float | None = None, dropout_seed: int | Array | None = None,
         dropout_offset: int | None = None,
         cu_seqlens_q: Array | None = None, cu_seqlens_k: Array | None = None,
         max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
@@ -107,6 +112,8 @@ def attention(
         attention_chunk: only keys of the query's own chunk of so many positions.
         dropout_p: probability, in [0, 1), of dropping a weight. The mask is a function of
             dropout_seed, dropout_offset and the place of the weight: give a new seed each call.
+        dropout_seed: an int from 0 to 2^64 - 1, or an array (1), i64, of its bits, which is read
+            when the call runs: one captured in a CUDA graph reads it at each replay.
         cu_seqlens_q, cu_seqlens_k: (batch + 1), i32: first row of each packed sequence.
         max_seqlen_q, max_seqlen_k: no packed sequence is longer; default: the longest.
         seqused_k, leftpad_k: (batch), i32: stored keys in use from slot 0; those before the first.
@@ -141,16 +148,24 @@ def attention(
         RuntimeError: a fault of the device or of memory.
 
     FlashAttention-2, Dao 2023 (arXiv:2307.08691); online softmax, Milakov and Gimelshein 2018.
+
+    >>> q = np.ones((1, 3, 2, 8), np.float32)
+    >>> v = np.arange(48, dtype=np.float32).reshape(1, 3, 2, 8)
+    >>> flashtile.attention(q, q, v, causal=True)[0, :, 0, 0]  # means of 0, 16 and 32
+    array([ 0.,  8., 16.], dtype=float32)
     """
     named = None
     if score is not None or mask is not None or aux or params:
         score, mask, named = _expressions(score, mask, aux, params)
     left, right = window if window is not None else (None, None)
+    seed_tensor = None
+    if dropout_seed is not None:
+        dropout_seed, seed_tensor = _seed(dropout_seed)
     results = _FORWARD.run(
         (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k,
-         block_table, cache_batch_idx, block_counts, block_indices, k_new, v_new, cu_seqlens_new,
-         rotary_cos, rotary_sin, rotary_seqlens, k_scale, v_scale, out, lse, max_logit, weights,
-         dropout_mask),
+         block_table, cache_batch_idx, block_counts, block_indices, seed_tensor, k_new, v_new,
+         cu_seqlens_new, rotary_cos, rotary_sin, rotary_seqlens, k_scale, v_scale, out, lse,
+         max_logit, weights, dropout_mask),
         (softmax_scale, softcap, score, mask, causal, left, right, query_offset, attention_chunk,
          max_seqlen_q, max_seqlen_k, block_rows, block_cols, rotary_interleaved, dropout_p,
          dropout_seed, dropout_offset, deterministic, batch_invariant),
@@ -167,6 +182,7 @@ def explain_call(q: Array, k: Array, v: Array, *, window: Window | None = None,
     """What attention would do with the same arguments."""
     score, mask, named = _expressions(score, mask, aux, params)
     given.update(q=q, k=k, v=v, score=score, mask=mask)
+    given["dropout_seed"], given["dropout_seed_tensor"] = _seed(given.get("dropout_seed"))
     given["window_left"], given["window_right"] = window if window is not None else (None, None)
     unknown = given.keys() - {*_TENSORS, *_OPTIONS}
     if unknown:
@@ -203,7 +219,7 @@ def attention_backward(
         score: ScoreOrMask = None, mask: ScoreOrMask = None,
         aux: Mapping[str, Array] | None = None, params: Mapping[str, float] | None = None,
         query_offset: int | None = None, attention_chunk: int | None = None,
-        dropout_p: float | None = None, dropout_seed: int | None = None,
+        dropout_p: float | None = None, dropout_seed: int | Array | None = None,
         dropout_offset: int | None = None,
         cu_seqlens_q: Array | None = None, cu_seqlens_k: Array | None = None,
         max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
@@ -238,13 +254,15 @@ def attention_backward(
     if score is not None or mask is not None or aux or params:
         score, mask, named = _expressions(score, mask, aux, params)
     left, right = window if window is not None else (None, None)
+    dropout_seed, seed_tensor = _seed(dropout_seed)
     if into:
         if not into.keys() <= set(gradients):
             raise ValueError("attention_bwd: into has names that gradients has not")
         named = {**(named or {}), **{gradient_name(name): into[name] for name in into}}
     results = _BACKWARD.run(
         (q, k, v, bias, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k,
-         block_table, cache_batch_idx, block_counts, block_indices, dout, dlse, out, lse),
+         block_table, cache_batch_idx, block_counts, block_indices, seed_tensor, dout, dlse, out,
+         lse),
         (softmax_scale, softcap, score, mask, causal, left, right, query_offset, attention_chunk,
          max_seqlen_q, max_seqlen_k, block_rows, block_cols, None, dropout_p, dropout_seed,
          dropout_offset, deterministic, batch_invariant),
@@ -281,6 +299,14 @@ def merge(out_parts: Array, lse_parts: Array, *, return_lse: bool = True, out_dt
 
     Raises:
         ValueError, NotImplementedError, RuntimeError: as attention does.
+
+    >>> k = np.ones((1, 4, 1, 8), np.float32)
+    >>> v = np.arange(32, dtype=np.float32).reshape(1, 4, 1, 8)
+    >>> parts = [flashtile.attention(k, k[:, n:n + 2], v[:, n:n + 2], return_lse=True)
+    ...          for n in (0, 2)]
+    >>> out = flashtile.merge(*map(np.stack, zip(*parts)), return_lse=False)
+    >>> bool(np.allclose(out, flashtile.attention(k, k, v)))
+    True
     """
     results = _MERGE.run(
         (out_parts, lse_parts, out, lse), (), None, ("out", "lse") if return_lse else ("out",),

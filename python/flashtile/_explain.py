@@ -36,6 +36,9 @@ def explain(problem: Any, *arrays: Any, arch: str = "", **options: Any) -> Expla
 
     Raises:
         ValueError: the text cannot be read, or an argument is wrong.
+
+    >>> flashtile.explain("attention_fwd:b1:hq8:sq64:d64:bf16", arch="sm_90").chosen
+    'attention_fwd_sm90'
     """
     if isinstance(problem, str):
         if arrays or options:
@@ -50,6 +53,9 @@ def supports(problem: Any, *arrays: Any, **options: Any) -> bool:
     """True when an implementation (any, or the one after @ or in `implementation`) takes it.
 
     Arguments are those of explain. Raises ValueError for what is wrong rather than unsupported.
+
+    >>> flashtile.supports("attention_bwd:b1:hq2:sq9:d64:causal")
+    True
     """
     if isinstance(problem, str):
         return _core.supports(problem)

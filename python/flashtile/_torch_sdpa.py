@@ -22,7 +22,49 @@ def _positive(side: int | None) -> int | None:
     return None if side is None or side < 0 else side
 
 
-def _options(is_causal: bool, scale: float | None, dropout_p: float, seed: int | None,
+def new_seed(device: torch.device, size: int = 1) -> Tensor:
+    """A seed for dropout from PyTorch's generator of a device. In a captured CUDA graph each replay
+    draws its own."""
+    return torch.randint(0, 2**62, (size,), dtype=torch.int64, device=device)
+
+
+def _out_like(query: Tensor, value: Tensor) -> Tensor | None:
+    """Memory for out that is laid out as the query, which PyTorch's is; None: as it comes."""
+    return torch.empty_like(query) if query.shape[-1] == value.shape[-1] else None
+
+
+def rounded(length: int) -> int:
+    """Up to a multiple of 128, as the rows and columns of signed_weights are."""
+    return (length + 127) // 128 * 128
+
+
+def signed_weights(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, seed: Any,
+                   **given: Any) -> Tensor:
+    """exp(score - maximum of the row), negative where dropped: what flash attention's tests see of
+    dropout. (batch, heads, seqlen_q, seqlen_k) with lengths rounded up; quadratic in memory.
+
+    Args:
+        q, k, v: as for flashtile.attention; may be packed.
+        given: options of flashtile.attention.
+    """
+    batch_size, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
+    if given.get("cu_seqlens_q") is not None:
+        batch_size = given["cu_seqlens_q"].shape[0] - 1
+        seqlen_q, seqlen_k = given["max_seqlen_q"], given["max_seqlen_k"]
+    shape = batch_size, q.shape[-2], seqlen_q, seqlen_k
+    weights = torch.zeros(shape, dtype=torch.float32, device=q.device)
+    kept = torch.ones(shape, dtype=torch.uint8, device=q.device)
+    with torch.no_grad():
+        attention(q, k, v, weights=weights, **given)
+        attention(q, k, v, dropout_mask=kept, dropout_p=dropout_p, dropout_seed=seed, **given)
+    largest = weights.amax(-1, keepdim=True)
+    weights = weights / torch.where(largest == 0, 1, largest)
+    result = q.new_zeros(*shape[:2], rounded(seqlen_q), rounded(seqlen_k))
+    result[..., :seqlen_q, :seqlen_k] = torch.where(kept == 0, -weights, weights).to(q.dtype)
+    return result
+
+
+def _options(is_causal: bool, scale: float | None, dropout_p: float, seed: Tensor | None,
              **others: Any) -> dict[str, Any]:
     return {"causal": is_causal, "softmax_scale": scale, "dropout_p": dropout_p or None,
             "dropout_seed": seed if dropout_p else None, **others}
@@ -47,23 +89,28 @@ def flash_forward(query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Tensor |
     """aten::_flash_attention_forward: (batch, seqlen, heads, head_dim), or packed.
 
     Returns:
-        (out, lse, seed as two u64, an empty tensor, an empty tensor).
+        (out, lse, two u64 of which the first is the seed, an empty tensor, with return_debug_mask
+        and dropout signed_weights, else an empty tensor).
     """
-    if return_debug_mask:
-        raise NotImplementedError("flashtile: return_debug_mask is not taken")
     places = _packed(cum_seq_q, cum_seq_k, max_q, max_k)
     if block_table is not None:
         places.pop("cu_seqlens_k", None)
         places.pop("max_seqlen_k", None)
-    seed = int(torch.randint(0, 2**62, ()).item()) if dropout_p else 0
-    out, lse = attention(
-        query, key, value, out=out, return_lse=True, seqused_k=seqused_k, block_table=block_table,
-        window=(_positive(window_size_left), _positive(window_size_right)), **places,
-        **_options(is_causal, scale, dropout_p, seed, alibi_slopes=alibi_slopes,
-                   query_offset=query_offset))
     device = query.device
-    return (out, lse, torch.tensor([seed, 0], dtype=torch.uint64, device=device),
-            torch.empty((), dtype=torch.uint64, device=device), query.new_empty(0))
+    seed = new_seed(device, 2) if dropout_p else torch.zeros(2, dtype=torch.int64, device=device)
+    given = dict(places, seqused_k=seqused_k, block_table=block_table, **_options(
+        is_causal, scale, dropout_p, seed[:1], alibi_slopes=alibi_slopes,
+        query_offset=query_offset,
+        window=(_positive(window_size_left), _positive(window_size_right))))
+    if out is None:
+        out = _out_like(query, value)
+    out, lse = attention(query, key, value, out=out, return_lse=True, **given)
+    debug_mask = query.new_empty(0)
+    if return_debug_mask and dropout_p:
+        places = {name: given[name] for name in given if not name.startswith("dropout")}
+        debug_mask = signed_weights(query, key, value, dropout_p, seed[:1], **places)
+    return (out, lse, seed.view(torch.uint64),
+            torch.empty((), dtype=torch.uint64, device=device), debug_mask)
 
 
 def flash_forward_into(out: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -78,7 +125,7 @@ def flash_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, 
                    window_size_left: int | None = None, window_size_right: int | None = None,
                    query_offset: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """aten::_flash_attention_backward: (dq, dk, dv)."""
-    seed = int(rng_state[0].item()) if dropout_p else None
+    seed = rng_state[:1].view(torch.int64) if dropout_p else None
     found = attention_backward(
         grad_out, query, key, value, out, lse,
         window=(_positive(window_size_left), _positive(window_size_right)),
@@ -116,12 +163,12 @@ def sdpa_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, o
         philox_seed, philox_offset, scale=scale, query_offset=0 if is_causal else None)))
 
 
-def _cpu_bias(attn_mask: Tensor | None) -> Tensor | None:
+def _cpu_bias(attn_mask: Tensor | None, key: Tensor) -> Tensor | None:
     if attn_mask is None:
         return None
     from flashtile.torch import added_mask
-    mask = added_mask(attn_mask)
-    return mask[(None,) * (4 - mask.dim())]
+    mask = added_mask(attn_mask)[(None,) * (4 - attn_mask.dim())]
+    return mask.expand(*mask.shape[:-1], key.shape[-2])
 
 
 def cpu_forward(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
@@ -129,7 +176,8 @@ def cpu_forward(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.
                 scale: float | None = None) -> tuple[Tensor, Tensor]:
     """aten::_scaled_dot_product_flash_attention_for_cpu: (out, lse)."""
     q, k, v = _heads_second(query, key, value)
-    out, lse = attention(q, k, v, return_lse=True, bias=_cpu_bias(attn_mask),
+    out, lse = attention(q, k, v, out=_out_like(q, v), return_lse=True,
+                         bias=_cpu_bias(attn_mask, key),
                          **_options(is_causal, scale, 0.0, None,
                                     query_offset=0 if is_causal else None))
     return out.transpose(1, 2), lse
@@ -142,7 +190,7 @@ def cpu_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, ou
     """aten::_scaled_dot_product_flash_attention_for_cpu_backward."""
     dout, q, k, v, out = _heads_second(grad_out, query, key, value, out)
     found = attention_backward(
-        dout, q, k, v, out, lse, bias=_cpu_bias(attn_mask),
+        dout, q, k, v, out, lse, bias=_cpu_bias(attn_mask, key),
         **_options(is_causal, scale, 0.0, None, query_offset=0 if is_causal else None))
     return tuple(_heads_second(*found.values()))
 

@@ -499,6 +499,9 @@ def trace(function: Callable[..., Any], slot: str = "score", *,
 
     Raises:
         TraceError: (a ValueError) the function cannot be an expression.
+
+    >>> flashtile.trace(lambda s, b, h, i, j: s - abs(i - j) / 8)[0]
+    '(score - (float(abs((q_idx - k_idx))) / 8))'
     """
     if slot not in _POSITIONAL:
         raise ValueError(f"slot is '{slot}', expected 'score' or 'mask'")

@@ -4,7 +4,14 @@ do is here without a line of Python. `flashtile.attention` and its like are frie
 
 A function takes the op's tensors and options by name (families such as aux.* as a mapping), and
 `results`, the names of the outputs to return. An output that is given as an array is written into,
-one that is not is allocated."""
+one that is not is allocated.
+
+>>> from flashtile import ops
+>>> q = np.ones((1, 3, 2, 8), np.float32)
+>>> out, lse = ops.attention_fwd(q, q, q, results=("out", "lse"))
+>>> lse.shape
+(1, 2, 3)
+"""
 
 from __future__ import annotations
 

@@ -10,11 +10,7 @@ import torch
 from flash_attn import _common
 
 import flashtile
-
-
-def rounded(length):
-    """Up to a multiple of 128, as S_dmask and softmax_d have their rows."""
-    return (length + 127) // 128 * 128
+from flashtile._torch_sdpa import new_seed, rounded, signed_weights
 
 
 def infinite_where_empty(lse):
@@ -28,39 +24,22 @@ def _refuse_generator(generator):
                            "be None")
 
 
-def signed_weights(q, k, v, lse, dropout_p, seed, places, options):
-    """S_dmask: exp(score - maximum), negative where dropped, with lengths rounded up."""
-    batch_size, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
-    if places.get("cu_seqlens_q") is not None:
-        batch_size = places["cu_seqlens_q"].shape[0] - 1
-        seqlen_q, seqlen_k = places["max_seqlen_q"], places["max_seqlen_k"]
-    shape = batch_size, lse.shape[-2], seqlen_q, seqlen_k
-    weights = torch.zeros(shape, dtype=torch.float32, device=q.device)
-    kept = torch.ones(shape, dtype=torch.uint8, device=q.device)
-    with torch.no_grad(), _common.runtime_errors():
-        flashtile.attention(q, k, v, weights=weights, **places, **options)
-        flashtile.attention(q, k, v, dropout_mask=kept, dropout_p=dropout_p, dropout_seed=seed,
-                            **places, **options)
-    largest = weights.amax(-1, keepdim=True)
-    weights = weights / torch.where(largest == 0, 1, largest)
-    result = q.new_zeros(*shape[:2], rounded(seqlen_q), rounded(seqlen_k))
-    result[..., :seqlen_q, :seqlen_k] = torch.where(kept == 0, -weights, weights).to(q.dtype)
-    return result
-
-
 def _forward(q, k, v, out, dropout_p, return_softmax, generator, places, options):
     _refuse_generator(generator)
     if return_softmax and dropout_p == 0:
         raise RuntimeError("flash_attn: return_softmax is only supported when p_dropout > 0.0")
-    seed = int(torch.randint(0, 2**62, ()).item()) if dropout_p > 0 else 0
+    rng_state = torch.zeros(2, dtype=torch.int64, device=q.device)
+    if dropout_p > 0:
+        rng_state = new_seed(q.device, 2)
+    seed = rng_state[:1] if dropout_p > 0 else None
     with torch.no_grad(), _common.runtime_errors():
         out, lse = flashtile.attention(
             q, k, v, out=out, return_lse=True, dropout_p=dropout_p or None,
-            dropout_seed=seed if dropout_p > 0 else None, **places, **options)
+            dropout_seed=seed, **places, **options)
     s_dmask = q.new_empty((0,))
     if return_softmax:
-        s_dmask = signed_weights(q, k, v, lse, dropout_p, seed, places, options)
-    rng_state = torch.tensor([seed, 0], dtype=torch.int64, device=q.device)
+        with _common.runtime_errors():
+            s_dmask = signed_weights(q, k, v, dropout_p, seed, **places, **options)
     return out, infinite_where_empty(lse), s_dmask, rng_state
 
 
@@ -92,7 +71,7 @@ def _backward(dout, q, k, v, out, lse, dq, dk, dv, dropout_p, generator, rng_sta
     if dropout_p > 0:
         if rng_state is None:
             raise RuntimeError("flash_attn: dropout needs the rng_state of the forward call")
-        seed = int(rng_state[0].item())
+        seed = rng_state[:1].to(q.device)
     given = {name: array for name, array in (("q", dq), ("k", dk), ("v", dv)) if array is not None}
     with torch.no_grad(), _common.runtime_errors():
         found = flashtile.attention_backward(

@@ -2,7 +2,8 @@
 """FlashAttention 3's functions by flashtile.
 
 num_splits, pack_gqa, sm_margin and scheduler_metadata say how kernels of flash_attn run; flashtile
-chooses for itself. qv and fp8 with descale are refused. Rows that see no key have lse -inf.
+chooses for itself. fp8 with descale is refused, and so is qv where keys are stored. Rows that see
+no key have lse -inf.
 """
 
 from typing import Optional, Tuple, Union
@@ -17,6 +18,16 @@ def _refuse(**given):
     for name, value in given.items():
         if value is not None:
             raise NotImplementedError(f"flash_attn_interface: {name} is not taken by flashtile")
+
+
+def _with_values(q, qv, k, v):
+    """Queries and keys whose products are q . k + qv . v; a copy of both."""
+    if qv is None:
+        return q, k
+    if qv.shape != (*q.shape[:-1], v.shape[-1]):
+        raise RuntimeError(f"flash_attn_interface: qv has the shape {tuple(qv.shape)}, expected "
+                           f"{(*q.shape[:-1], v.shape[-1])}")
+    return torch.cat((q, qv), -1), torch.cat((k, v), -1)
 
 
 class _UsedRows:
@@ -70,13 +81,18 @@ def flash_attn_func(
     """Attention with gradients of q (batch, seqlen_q, heads, head_dim), k and v (batch, seqlen_k,
     heads_kv, head_dim or another one); options as in flash_attn.
 
+    Args:
+        qv: (batch, seqlen_q, heads, head_dim of v): scores are (q . k + qv . v) * softmax_scale,
+            by default 1 / sqrt(head_dim + head_dim of v). Has a gradient.
+
     Returns:
         out, or (out, lse) with lse (batch, heads, seqlen_q).
 
     Raises:
         RuntimeError: an argument is wrong, or nothing takes it (NotImplementedError).
     """
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    q, k = _with_values(q, qv, k, v)
     return _attention(q, k, v, return_attn_probs, _common.options(
         softmax_scale, causal, window_size, softcap, None, deterministic, attention_chunk))
 
@@ -112,7 +128,8 @@ def flash_attn_varlen_func(
     Returns:
         out, or (out, lse) with lse (heads, total_q).
     """
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    q, k = _with_values(q, qv, k, v)
     places = _common.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                             seqused_k=seqused_k)
     return _attention(q, k, v, return_attn_probs, _common.options(
@@ -154,7 +171,10 @@ def flash_attn_with_kvcache(
     Returns:
         out, like q; or (out, lse).
     """
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    _refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    if k is not None:
+        _refuse(qv=qv)
+    q, k_cache = _with_values(q, qv, k_cache, v_cache)
     options = _common.options(softmax_scale, causal, window_size, softcap, None, False,
                               attention_chunk)
     if page_table is not None and cache_batch_idx is not None:
@@ -200,8 +220,10 @@ def _flash_attn_forward(
         num_splits: int = 1, pack_gqa: Optional[bool] = None, sm_margin: int = 0,
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, lse, empty, empty) without gradients: what the functions above are made of."""
-    _refuse(qv=qv, seqused_q=seqused_q, q_descale=q_descale, k_descale=k_descale,
-            v_descale=v_descale)
+    _refuse(seqused_q=seqused_q, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    if k_new is not None:
+        _refuse(qv=qv)
+    q, k = _with_values(q, qv, k, v)
     options = _common.options(softmax_scale, causal, (window_size_left, window_size_right),
                               softcap, None, False, attention_chunk)
     places = _common.packed(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, page_table,

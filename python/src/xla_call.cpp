@@ -2,7 +2,6 @@
 #include "xla_call.hpp"
 
 #include <array>
-#include <cstring>
 #include <exception>
 #include <span>
 #include <string>
@@ -11,14 +10,13 @@
 
 #include "core/fail.hpp"
 #include "core/op_spec.hpp"
-#include "cuda/runtime/driver.hpp"
 #include "flashtile/error.hpp"
 
 namespace flashtile::python {
 namespace {
 
 constexpr size_t kMemoryAlignment = 256;
-constexpr std::string_view kSeed = "dropout_seed";
+constexpr std::string_view kSeed = "dropout_seed_tensor";
 
 DType dtype_of(int type) {
   switch (type) {
@@ -93,14 +91,6 @@ class GpuCall {
     return call.data;
   }
 
-  void read(const void* data, void* result, size_t bytes) const {
-    const cuda::Driver& driver = cuda::Driver::required();
-    auto* const stream = static_cast<cuda::driver::StreamHandle>(stream_);
-    const auto from = reinterpret_cast<cuda::driver::Address>(data);
-    driver.check(driver.api().cuMemcpyDtoHAsync(result, from, bytes, stream), "copy of the seed");
-    driver.check(driver.api().cuStreamSynchronize(stream), "copy of the seed");
-  }
-
  private:
   static void check(const xla::Error* error, const char* what) {
     if (error != nullptr) throw Error(ErrorCode::kInternal, std::string("xla: no ") + what);
@@ -120,22 +110,17 @@ void set_tensors(OpCall& call, const xla::Buffers& buffers, std::string_view nam
   for (int64_t i = 0; i < buffers.size; ++i) {
     const xla::Buffer& entry = buffer(buffers, i);
     const std::string_view name = list[static_cast<size_t>(i)];
+    TensorView view;
     if (name == kSeed) {
-      std::array<uint32_t, 2> words{};
       if (entry.dtype != xla::kU32 || entry.rank != 1 || entry.dims[0] != 2) {
         fail(call.spec().name, kSeed, " is no array of two u32");
       }
-      if (gpu != nullptr) {
-        gpu->read(entry.data, words.data(), sizeof(words));
-      } else {
-        std::memcpy(words.data(), entry.data, sizeof(words));
-      }
-      call.set_option(kSeed, words[0] | uint64_t{words[1]} << 32);
-      continue;
+      view = TensorView(entry.data, DType::kI64, std::array<int64_t, 1>{1});
+    } else {
+      const DType dtype = dtype_of(entry.dtype);
+      if (dtype == DType::kNone) fail(call.spec().name, "dtype of ", name, " is not taken");
+      view = TensorView(entry.data, dtype, std::span(entry.dims, static_cast<size_t>(entry.rank)));
     }
-    const DType dtype = dtype_of(entry.dtype);
-    if (dtype == DType::kNone) fail(call.spec().name, "dtype of ", name, " is not taken");
-    TensorView view(entry.data, dtype, std::span(entry.dims, static_cast<size_t>(entry.rank)));
     if (gpu != nullptr) view.device = gpu->device();
     call.set_tensor(name, view);
   }

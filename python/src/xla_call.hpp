@@ -13,8 +13,7 @@ namespace flashtile::python {
 ///   outputs         names of the results, "out,lse"
 ///   options         a line for each, "causal=true"
 ///   implementation  a forced one, or ""
-/// An argument "dropout_seed" is two u32 that make the option of that name, low word first; on a
-/// GPU the call waits for them.
+/// An argument "dropout_seed_tensor" is two u32, low word first: XLA has no i64 by default.
 xla::Error* run_on_cpu(xla::CallFrame* frame);
 xla::Error* run_on_cuda(xla::CallFrame* frame);
 

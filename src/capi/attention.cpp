@@ -55,6 +55,7 @@ constexpr std::array kMembers = {
     FLASHTILE_TENSOR(rotary_seqlens),
     FLASHTILE_TENSOR(k_scale),
     FLASHTILE_TENSOR(v_scale),
+    FLASHTILE_TENSOR(dropout_seed_tensor),
     FLASHTILE_BIND(rotary_interleaved, kFlag, 0),
     FLASHTILE_BIND(batch_invariant, kFlag, 0),
     FLASHTILE_BIND(softmax_scale, kFloat, FLASHTILE_HAS_SOFTMAX_SCALE),

@@ -98,6 +98,8 @@ const std::vector<std::string> kDropout = {
     ":b2:hq4:hkv2:sq70:sk90:d16:dropout_p=0.99999:dropout_seed=1:causal",
     ":b2:hq4:hkv2:sq70:sk33:d16:dropout_p=0.3:dropout_seed=18446744073709551615:f16",
     ":b1:hq2:sq33:sk129:d16:dropout_p=1e-16",
+    ":b2:hq4:hkv2:sq150:sk300:d16:dropout_p=0.1:dropout_seed_tensor={123456789012345}",
+    ":b2:hq4:hkv2:sq150:sk300:d64:dropout_p=0.1:dropout_seed_tensor={-1}:bf16",
 };
 
 const std::vector<std::string> kSequences = {

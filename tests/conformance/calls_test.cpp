@@ -171,6 +171,40 @@ TEST(DropoutMask, IsTheSameForwardAndBackwardAndWrittenOut) {
   }
 }
 
+TEST(DropoutMask, OfASeedInATensorIsThatOfTheSeed) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Tensor mask(DType::kU8, {2, 2, 70, 90});
+    Inputs inputs{Tensor::random(dtype, {2, 70, 2, 64}, 1),
+                  Tensor::random(dtype, {2, 90, 2, 64}, 2),
+                  Tensor::random(dtype, {2, 90, 2, 64}, 3),
+                  Tensor::random(dtype, {2, 70, 2, 64}, 4),
+                  {}};
+    inputs.options.dropout_p = 0.3;
+    for (const std::string& implementation : all_implementations()) {
+      for (const int64_t seed : {int64_t{11}, int64_t{-3} << 40}) {
+        // Only attention_fwd has a place for the mask, and may take another kernel for it.
+        inputs.options.dropout_mask = mask;
+        inputs.options.dropout_seed = static_cast<uint64_t>(seed);
+        inputs.options.dropout_seed_tensor = {};
+        run(inputs, implementation);
+        const std::vector<double> kept = mask.numbers();
+        inputs.options.dropout_mask = {};
+        const Results expected = run(inputs, implementation);
+        inputs.options.dropout_seed = 0;
+        const Tensor stored =
+            Tensor::of(DType::kI64, {1}, std::vector<double>{static_cast<double>(seed)});
+        inputs.options.dropout_seed_tensor = stored;
+        EXPECT_EQ(differing(run(inputs, implementation), expected), "") << implementation;
+        inputs.options.dropout_mask = mask;
+        run(inputs, implementation);
+        EXPECT_EQ(mask.numbers(), kept) << implementation;
+        inputs.options.dropout_seed = 11;
+        EXPECT_THROW(run(inputs, implementation), Error) << "both are given";
+      }
+    }
+  }
+}
+
 // flash-attention#612, #902
 TEST(DropoutMask, OfAlmostNoProbabilityDropsNothing) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {

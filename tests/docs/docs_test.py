@@ -157,7 +157,7 @@ class DocsTest(unittest.TestCase):
         listed = re.findall(r"^\d+\. `([^`]+)`", recipe, re.MULTILINE)[:count]
         actual = {path.relative_to(ROOT).as_posix()
                   for folder in ("src", "include", "docs") for path in (ROOT / folder).rglob("*")
-                  if path.suffix in (".cpp", ".hpp", ".md")
+                  if path.suffix in (".cpp", ".hpp", ".md") and path.name != "api.md"  # written
                   and re.search(r"\biplr_delta_rule(_fwd|_bwd|_step)?\b", path.read_text())}
         self.assertEqual({path.replace("<family>", "delta") for path in listed}, actual)
 

@@ -324,6 +324,18 @@ def test_ops_are_made_from_the_table():
                           cu_seqlens_q=np.array([0, 33, 66], np.int32))
 
 
+@pytest.mark.parametrize("module, text", [
+    ("torch", "needs PyTorch: pip install torch"), ("torch.linear", "pip install torch"),
+    ("torch.layers", "pip install torch"), ("jax", "needs JAX: pip install jax"),
+    ("jax.linear", "pip install jax"), ("transformers", "pip install transformers torch")])
+def test_modules_say_what_they_need(module, text):
+    code = ("import sys; sys.modules.update({'torch': None, 'jax': None, 'transformers': None})\n"
+            f"try: import flashtile.{module}\nexcept ImportError as error: print(error)")
+    run = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+                         check=True)
+    assert text in run.stdout and f"flashtile.{module.partition('.')[0]} needs" in run.stdout
+
+
 def test_missing_libraries_are_named():
     code = ("import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
             "import array, flashtile\n"

@@ -2,6 +2,7 @@
 """The Python blocks of the documents run as they stand."""
 
 import doctest
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -27,11 +28,24 @@ def test_block(block, tmp_path):
     assert run.returncode == 0, run.stdout
 
 
-def test_examples_in_docstrings():
-    import flashtile._plot
-    found = doctest.testmod(flashtile._plot, globs={"flashtile": flashtile})
+PACKAGE = plain.ROOT / "python" / "flashtile"
+MODULES = sorted(".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+                 for path in PACKAGE.rglob("*.py") if ">>> " in path.read_text(encoding="ascii"))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name):
+    names = {"flashtile": importlib.import_module("flashtile"), "np": importlib.import_module(
+        "numpy")}
+    name = name.replace(".__init__", "")
+    for library in {"torch": ["torch"], "jax": ["jax", "jax.numpy"]}.get(name, ()):
+        names[library.replace("jax.numpy", "jnp")] = pytest.importorskip(
+            library, reason=f"{library} is not installed")
+    found = doctest.testmod(importlib.import_module(f"flashtile.{name}"), globs=names)
     assert found.attempted > 0 and found.failed == 0
 
 
 def test_there_are_blocks():
+    assert {"_attention", "_explain", "_plot", "expressions", "jax.__init__", "ops",
+            "torch.__init__"} <= {*MODULES}
     assert {block.path for block in BLOCKS} == set(FILES)

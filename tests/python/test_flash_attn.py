@@ -216,8 +216,10 @@ def test_errors_are_runtime_errors():
         flash_attn.flash_attn_func(q.int(), k.int(), v.int())
     with pytest.raises(RuntimeError, match="generator"):
         flash_attn_2_cuda.fwd(q, k, v, None, None, 0.0, 0.25, True, -1, -1, 0.0, False, q)
+    with pytest.raises(RuntimeError, match="qv has the shape"):
+        fa3.flash_attn_func(q, k, v, qv=q[:, :1])
     with pytest.raises(RuntimeError, match="qv is not taken"):
-        fa3.flash_attn_func(q, k, v, qv=q)
+        fa3.flash_attn_with_kvcache(q, k, v, k=k, v=v, qv=q, cache_seqlens=0)
     with pytest.raises(RuntimeError, match="score_mod is not taken"):
         cute.flash_attn_func(q, k, v, score_mod=max)
     with pytest.raises(RuntimeError, match="cache_seqlens is not"):
@@ -276,6 +278,22 @@ def test_one_length_for_all():
     packed = fa3.flash_attn_with_kvcache(rows, *cache, cache_seqlens=7, cache_batch_idx=lines,
                                          cu_seqlens_q=starts, max_seqlen_q=1)
     assert torch.equal(packed, found[:, 0])
+
+
+def test_queries_of_values():
+    q, k, v = qkv(5, 9, requires_grad=False)
+    v = torch.randn(2, 9, 2, 24)
+    qv = torch.randn(2, 5, 4, 24)
+    scores = sum(torch.einsum("bihd,bjhd->bhij", a.double(), b.double().repeat_interleave(2, 2))
+                 for a, b in ((q, k), (qv, v))) / 40 ** 0.5
+    right = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1),
+                         v.double().repeat_interleave(2, 2))
+    starts = torch.tensor([0, 5, 10]).int(), torch.tensor([0, 9, 18]).int()
+    rows = [x.flatten(0, 1) for x in (q, k, v)]
+    for found in (fa3.flash_attn_func(q, k, v, qv=qv),
+                  fa3.flash_attn_varlen_func(*rows, *starts, 5, 9, qv=qv.flatten(0, 1)),
+                  fa3.flash_attn_with_kvcache(q, k, v, qv=qv)):
+        assert (found.reshape(right.shape) - right).abs().max() < 3e-6
 
 
 def test_interface_of_version_3():

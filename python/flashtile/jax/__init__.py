@@ -36,7 +36,7 @@ _INPUTS = tuple(row.name for row in _FORWARD.singles() if row.is_input and
                 row.name in {other.name for other in _BACKWARD.tensors})
 _OPTIONS = {row.name: row for row in _FORWARD.single_options()}
 _JAX_DTYPES = {"f32": jnp.float32, "f16": jnp.float16, "bf16": jnp.bfloat16, "f64": jnp.float64}
-_SEED = "dropout_seed"
+_SEED = "dropout_seed_tensor"
 _array_type: Any = jax.ShapeDtypeStruct
 
 for _platform, _handler in _core.xla_handlers().items():
@@ -230,6 +230,10 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False,
     Raises:
         ValueError, TypeError: an argument is wrong. What an op itself finds wrong or refuses (when
             the program runs) is an error of JAX's runtime with flashtile's text.
+
+    >>> q = jnp.ones((1, 3, 2, 8))
+    >>> jax.grad(lambda q: flashtile.jax.attention(q, q, q, causal=True).sum())(q).shape
+    (1, 3, 2, 8)
     """
     read, scalars = dict(aux or {}), params or {}
     options: dict[str, Any] = {"score": _traced(score, "score", read, scalars),

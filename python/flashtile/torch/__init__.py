@@ -24,6 +24,7 @@ except ImportError as error:
 from flashtile import _torch_sdpa, expressions
 from flashtile._attention import ScoreOrMask, Window, dtype_name, gradient_name
 from flashtile._table import core_op, output_shape, tables
+from flashtile._torch_sdpa import new_seed
 from flashtile._vmap import folded, folds, unfolded
 
 __all__ = ["attention", "flex_attention", "scaled_dot_product_attention", "sdpa"]
@@ -52,12 +53,11 @@ _PLACE = {row.name: place for place, row in enumerate(_OPTIONS)}
 _NAMES = {table.name: tuple(row.name for row in table.singles())
           for table in (_FORWARD, _BACKWARD)}
 
-# A dropout seed may be a tensor, so that each run of a compiled graph draws its own.
 _ARGUMENTS = ", ".join(
     [f"Tensor{'' if row.required else '?'} {row.name}" for row in _INPUTS] +
     ["Tensor[] aux", "str[] aux_names", "float[] params", "str[] param_names"] +
     [f"{_SCHEMA_TYPES[row.type]} {row.name}" for row in _OPTIONS] +
-    ["Tensor? dropout_seed_tensor", "str? out_dtype", "str? implementation"])
+    ["str? out_dtype", "str? implementation"])
 
 _LIBRARY: Any = torch.library.Library(  # type: ignore[no-untyped-call]
     "flashtile", "DEF")
@@ -74,7 +74,7 @@ class _Arguments:
         (self.aux, self.aux_names, self.params,
          self.param_names) = arguments[_NUM_INPUTS:_NUM_INPUTS + 4]
         self.options = list(arguments[_NUM_INPUTS + 4:_NUM_INPUTS + 4 + _NUM_OPTIONS])
-        self.seed, self.out_dtype, self.implementation = arguments[-3:]
+        self.out_dtype, self.implementation = arguments[-2:]
 
     def named_inputs(self) -> dict[str, torch.Tensor]:
         named = {row.name: tensor for row, tensor in zip(_INPUTS, self.inputs)
@@ -87,9 +87,10 @@ class _Arguments:
 
     def run(self, op: str, given: Mapping[str, torch.Tensor], results: tuple[str, ...],
             dtypes: dict[str, str] | None) -> tuple[torch.Tensor, ...]:
-        if self.seed is not None:
-            self.options[_PLACE["dropout_seed"]] = int(self.seed.item())
         tensors: dict[str, torch.Tensor] = {**self.named_inputs(), **given}
+        seed = tensors.get("dropout_seed_tensor")
+        if seed is not None and seed.device != self.inputs[0].device:
+            self.options[_PLACE["dropout_seed"]] = int(tensors.pop("dropout_seed_tensor").item())
         families: dict[str, Any] = {
             f"param.{name}": value for name, value in zip(self.param_names, self.params)}
         families.update(self.named_aux())
@@ -140,14 +141,14 @@ def _backward_fake(gradients: list[str], dout: torch.Tensor, dlse: torch.Tensor 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     call = _Arguments(inputs)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*call.inputs, *call.aux, call.seed, *output)
-    ctx.rest = inputs[_NUM_INPUTS + 1:-3], call.implementation
+    ctx.save_for_backward(*call.inputs, *call.aux, *output)
+    ctx.rest = inputs[_NUM_INPUTS + 1:-2], call.implementation
 
 
 def _gradients(ctx: Any, needs: Sequence[bool], dout: torch.Tensor | None,
                dlse: torch.Tensor | None, run: Callable[..., Any]) -> list[torch.Tensor | None]:
     """Gradients of inputs and aux tensors, in that order."""
-    *saved, seed, out, lse = ctx.saved_tensors
+    *saved, out, lse = ctx.saved_tensors
     rest, implementation = ctx.rest
     names = [*_INPUT_NAMES, *[f"aux.{name}" for name in rest[0]]]
     wanted = [name for name, is_needed in zip(names, needs) if is_needed]
@@ -158,8 +159,8 @@ def _gradients(ctx: Any, needs: Sequence[bool], dout: torch.Tensor | None,
     if dlse is not None:
         dlse = dlse.float()  # of f64, too, which the table does not have here
     found = dict(zip(wanted, run(
-        wanted, dout, dlse, out, lse, *saved[:_NUM_INPUTS], list(saved[_NUM_INPUTS:]), *rest, seed,
-        None, implementation)))
+        wanted, dout, dlse, out, lse, *saved[:_NUM_INPUTS], list(saved[_NUM_INPUTS:]), *rest, None,
+        implementation)))
     return [found.get(name) for name in names]
 
 
@@ -167,7 +168,7 @@ def _autograd(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) ->
     needs = [*ctx.needs_input_grad[:_NUM_INPUTS], *(ctx.needs_input_grad[_NUM_INPUTS] or ())]
     found = _gradients(ctx, needs, dout, dlse, torch.ops.flashtile.attention_bwd)
     # An empty list counts as one of tensors, and wants one.
-    others = (*ctx.rest[0], None, None, None)
+    others = (*ctx.rest[0], None, None)
     return (*found[:_NUM_INPUTS], found[_NUM_INPUTS:],
             *[[] if isinstance(part, (list, tuple)) and not part else None for part in others])
 
@@ -248,14 +249,11 @@ def _vmap(op: Any, is_backward: bool) -> Callable[..., Any]:
         given = _Batched(in_dims, arguments, is_backward)
         wanted = arguments[0] if is_backward else []
         batched = {name: is_batched for name, _, is_batched in given.places()}
-        seeds = given.arguments[-3] if in_dims[-3] is not None else None
         if given.uses_random_numbers() or not folds(batched, wanted, given.texts()):
             parts = []
             for n in range(size):
-                one = given.with_tensors(lambda _, tensor, has: tensor[n] if has else tensor)
-                if seeds is not None:
-                    one[-3] = seeds[n]
-                parts.append(op(*one))
+                parts.append(op(*given.with_tensors(
+                    lambda _, tensor, has: tensor[n] if has else tensor)))
             found = [torch.stack(results) for results in zip(*parts)]
         else:
             shapes = {name: tensor.shape[1 if has else 0:] for name, tensor, has in given.places()}
@@ -340,8 +338,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
         q, k, v, causal, window, score, mask, aux, params, return_lse: as for flashtile.attention.
             Functions may also read tensors of their closure, which get gradients as aux tensors do.
             Inside torch.compile, give texts: flashtile.trace makes them of functions.
-        dropout_seed: default: drawn from PyTorch's generator of the CPU. A tensor of one int64 is
-            read when the op runs.
+        dropout_seed: default: drawn from PyTorch's generator of the device of q. A tensor (1) of
+            int64 is read when the op runs: by each run of a compiled graph, and where it lies on
+            the device of q by each replay of a CUDA graph.
         out_dtype: that of q, or torch.float32.
         others: all other inputs and options of flashtile.attention but those that write (k_new,
             rotary_*, arrays for results), which flashtile.attention takes without gradients.
@@ -351,6 +350,11 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
 
     Raises:
         ValueError, NotImplementedError, RuntimeError: as flashtile.attention does.
+
+    >>> q = torch.ones(1, 3, 2, 8, requires_grad=True)
+    >>> flashtile.torch.attention(q, q, q, causal=True).sum().backward()
+    >>> q.grad.shape
+    torch.Size([1, 3, 2, 8])
     """
     tensors = {"q": q, "k": k, "v": v}
     if torch.is_autocast_enabled(q.device.type):
@@ -361,13 +365,12 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
                                "mask": _traced(mask, "mask", read, scalars), "causal": causal}
     if window is not None:
         options["window_left"], options["window_right"] = window
-    seed = None
     if dropout_p > 0:
         options["dropout_p"] = dropout_p
         if dropout_seed is None:
-            dropout_seed = torch.randint(0, 2**62, (1,), dtype=torch.int64)
+            dropout_seed = new_seed(q.device)
         if isinstance(dropout_seed, torch.Tensor):
-            seed = dropout_seed
+            tensors["dropout_seed_tensor"] = dropout_seed.reshape(1)
         else:
             options["dropout_seed"] = dropout_seed
     for name, value in others.items():
@@ -380,8 +383,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     out, lse = _run((
         *map(tensors.get, _INPUT_NAMES), list(read.values()), list(read),
         [float(value) for value in scalars.values()], list(scalars),
-        *map(options.get, _PLACE), seed,
-        None if out_dtype is None else dtype_name(out_dtype), implementation))
+        *map(options.get, _PLACE), None if out_dtype is None else dtype_name(out_dtype),
+        implementation))
     return (out, lse) if return_lse else out
 
 
@@ -455,8 +458,10 @@ def sdpa() -> Iterator[None]:
 
     Callers that look the function up in its module get it in other threads, too.
 
+    >>> q = torch.ones(1, 2, 3, 8)
     >>> with flashtile.torch.sdpa():
-    ...     model(tokens)
+    ...     torch.nn.functional.scaled_dot_product_attention(q, q, q).shape
+    torch.Size([1, 2, 3, 8])
     """
     functional: Any = torch.nn.functional
     before = functional.scaled_dot_product_attention

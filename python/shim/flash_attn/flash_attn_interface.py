@@ -11,6 +11,7 @@ import torch
 
 import flash_attn_2_cuda as flash_attn_gpu
 from flash_attn import _common
+from flashtile._torch_sdpa import new_seed
 
 USE_TRITON_ROCM = False
 
@@ -134,15 +135,15 @@ _wrapped_flash_attn_varlen_backward = torch.ops.flash_attn._flash_attn_varlen_ba
 def _attention(q, k, v, dropout_p, return_attn_probs, places, options):
     seed = None
     if dropout_p > 0:
-        seed = torch.randint(0, 2**62, (1,), dtype=torch.int64)
+        seed = new_seed(q.device)
     out, lse = _common.attention(q, k, v, dropout_p=dropout_p, dropout_seed=seed, **places,
                                  **options)
     if not return_attn_probs:
         return out
     s_dmask = q.new_empty((0,))
     if dropout_p > 0:
-        s_dmask = flash_attn_gpu.signed_weights(q, k, v, lse, dropout_p, int(seed.item()), places,
-                                                options)
+        with _common.runtime_errors():
+            s_dmask = flash_attn_gpu.signed_weights(q, k, v, dropout_p, seed, **places, **options)
     return out, flash_attn_gpu.infinite_where_empty(lse), s_dmask
 
 

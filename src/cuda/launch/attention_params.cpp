@@ -157,7 +157,9 @@ device::AttentionParams attention_params(const AttentionProblem& problem,
   params.max_logit = head_scalars_param(args.max_logit);
   params.lengths = lengths_param(problem, args);
   params.position = position_param(problem);
-  params.dropout.seed = problem.dropout.seed;
+  params.dropout.seed = problem.dropout.has_seed_tensor
+                            ? reinterpret_cast<uintptr_t>(args.dropout_seed_tensor.data)
+                            : problem.dropout.seed;
   params.dropout.offset = problem.dropout.offset;
   params.dropout.threshold = problem.dropout.threshold;
   params.dropout.gain = static_cast<float>(problem.dropout.gain);

@@ -86,7 +86,8 @@ void CallKey::assign(const AttentionArgs& call_args, bool backward, const Contex
     }
   }
   may_be_kept = may_be_kept && !has_meeting(*ranges) && context.arch.empty() &&
-                args.dropout_offset >= 0 && args.dropout_offset >> 32 == 0;
+                args.dropout_offset >= 0 && args.dropout_offset >> 32 == 0 &&
+                (args.dropout_seed == 0 || !args.dropout_seed_tensor);
   args.dropout_seed = 0;
   args.dropout_offset = 0;
 }
@@ -98,7 +99,7 @@ CallMemory::Entry* CallMemory::find(const AttentionArgs& args) {
     AttentionProblem& problem = entry->call.problem;
     if (!has_lengths_of(problem, args)) return nullptr;
     if (problem.dropout.is_on) {
-      problem.dropout.seed = args.dropout_seed;
+      problem.dropout.seed = dropout_seed_of(args);
       problem.dropout.offset = static_cast<uint32_t>(args.dropout_offset);
     }
     return entry.get();

@@ -13,6 +13,7 @@
 #include "core/validate.hpp"
 #include "ops/attention/append.hpp"
 #include "ops/attention/host_data.hpp"
+#include "ops/attention/sequences.hpp"
 #include "variant/expr/parse.hpp"
 #include "variant/position_mask.hpp"
 
@@ -170,6 +171,9 @@ void check_combinations(std::string_view op, const AttentionArgs& args, bool is_
     }
   }
   if (!(args.dropout_p < 1)) fail(op, "dropout_p is ", args.dropout_p, ", expected below 1");
+  if (args.dropout_seed_tensor && args.dropout_seed != 0) {
+    fail(op, "dropout_seed and dropout_seed_tensor are both given");
+  }
   if (args.softmax_scale && !std::isfinite(*args.softmax_scale)) {
     fail(op, "softmax_scale is ", *args.softmax_scale, ", expected a finite number");
   }
@@ -323,8 +327,9 @@ void set_options(AttentionProblem& problem, const AttentionArgs& args) {
     problem.dropout.is_on = true;
     problem.dropout.threshold = static_cast<uint32_t>(threshold);
     problem.dropout.gain = 65536 / (65536 - threshold);
-    problem.dropout.seed = args.dropout_seed;
+    problem.dropout.seed = dropout_seed_of(args);
     problem.dropout.offset = static_cast<uint32_t>(args.dropout_offset);
+    problem.dropout.has_seed_tensor = bool(args.dropout_seed_tensor);
   }
   problem.wants_lse = bool(args.lse);
   problem.wants_max_logit = bool(args.max_logit);
@@ -415,6 +420,12 @@ AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool 
 }
 
 }  // namespace
+
+uint64_t dropout_seed_of(const AttentionArgs& args) {
+  const TensorView& tensor = args.dropout_seed_tensor;
+  if (!is_host(tensor) || tensor.data == nullptr) return args.dropout_seed;
+  return static_cast<uint64_t>(element<int64_t>(tensor, {0}));
+}
 
 TensorLayout layout_of(const TensorView& tensor) {
   TensorLayout layout;

@@ -33,6 +33,10 @@ struct TensorLayout {
 
 TensorLayout layout_of(const TensorView& tensor);
 
+/// The seed of a call as far as the host knows it: that of a tensor in host memory, else the
+/// option.
+uint64_t dropout_seed_of(const AttentionArgs& args);
+
 /// Dropout as the kernels use it. Weights whose sixteen random bits are below `threshold` are
 /// dropped, the others are multiplied by `gain`.
 struct Dropout {
@@ -41,6 +45,7 @@ struct Dropout {
   double gain = 1;
   uint64_t seed = 0;
   uint32_t offset = 0;
+  bool has_seed_tensor = false;  ///< on a GPU kernels read it, in the place of `seed`
 };
 
 /// What attention is asked for, in numbers the host knows: no tensor data, no addresses. Plans are

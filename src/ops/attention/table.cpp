@@ -138,6 +138,8 @@ constexpr std::array kInputs = {
     row<&A::block_indices>("block_indices", kIn, false,
                            "batch_size? num_heads? num_block_rows num_block_cols", "i32",
                            "the listed key blocks", "", Fill::kPermutation),
+    row<&A::dropout_seed_tensor>("dropout_seed_tensor", kIn, false, "1", "i64",
+                                 "dropout_seed, read when the call runs"),
     aux_row<false>("aux.*", kIn, "f32 i32 i64", "", "what expressions read as NAME[...]"),
 };
 

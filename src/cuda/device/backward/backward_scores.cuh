@@ -166,7 +166,7 @@ struct BackwardScores {
   /// it. A call of the generator serves the keys of this lane and of its neighbour in the rows for
   /// one query; each of the two makes it for one of their two queries.
   FLASHTILE_DEVICE uint32 kept_weights(int n) const {
-    const DropoutParam& dropout = rules.params.dropout;
+    const DropoutParam& dropout = dropout_of<Config>(rules.params.dropout);
     const int group = lane_idx() / 4;
     const int own = group % 2;
     const uint32 batch_head =

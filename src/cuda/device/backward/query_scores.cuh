@@ -51,7 +51,7 @@ struct QueryScores {
 
   /// The sixteen random bits of a pair, where blocks of keys begin anywhere.
   FLASHTILE_DEVICE bool keeps(int q_idx, int k_idx) const {
-    const DropoutParam& dropout = rules.params.dropout;
+    const DropoutParam& dropout = dropout_of<Config>(rules.params.dropout);
     return variant::dropout_bits(
                dropout.seed, dropout.offset,
                static_cast<uint32>(rules.sequence.batch_idx * rules.params.num_heads + head),
@@ -69,7 +69,7 @@ struct QueryScores {
       }
       return kept;
     }
-    const DropoutParam& dropout = rules.params.dropout;
+    const DropoutParam& dropout = dropout_of<Config>(rules.params.dropout);
     const uint32 batch_head =
         static_cast<uint32>(rules.sequence.batch_idx * rules.params.num_heads + head);
     FLASHTILE_UNROLL

@@ -193,8 +193,9 @@ struct ForwardBase {
     for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int row) {
       const uint32 batch_head =
           static_cast<uint32>(sequence.batch_idx * params.num_heads + rows.head_of(row));
-      drop<kSlice>(params.dropout, batch_head, static_cast<uint32>(rows.q_idx(row)),
-                   static_cast<uint32>(first_key), static_cast<uint32>(lane_idx() % 4),
+      drop<kSlice>(dropout_of<Config>(params.dropout), batch_head,
+                   static_cast<uint32>(rows.q_idx(row)), static_cast<uint32>(first_key),
+                   static_cast<uint32>(lane_idx() % 4),
                    [&](int n, int e) -> float& { return weights[m][n][half * 2 + e]; });
     });
   }

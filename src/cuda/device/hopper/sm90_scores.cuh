@@ -237,7 +237,7 @@ struct Sm90Scores {
 
   FLASHTILE_DEVICE void find_kept(const Sm90Tile& tile, int n_block) {
     const int thread = fresh(thread_idx());
-    const DropoutParam& dropout = params.call.dropout;
+    const DropoutParam& dropout = dropout_of<Config>(params.call.dropout);
     const uint32 batch_head =
         static_cast<uint32>(batch_idx_of(tile) * params.call.num_heads + tile.head);
     const int first_row =

@@ -30,7 +30,7 @@ struct WeightsWriter {
 
   FLASHTILE_DEVICE bool keeps(const Sequence& sequence, int head, int q_idx, int k_idx) const {
     if constexpr (!Config::kHasDropout) return true;
-    const DropoutParam& dropout = params.dropout;
+    const DropoutParam& dropout = dropout_of<Config>(params.dropout);
     return variant::dropout_bits(dropout.seed, dropout.offset,
                                  static_cast<uint32>(sequence.batch_idx * params.num_heads + head),
                                  static_cast<uint32>(q_idx),

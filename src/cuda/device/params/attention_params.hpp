@@ -116,7 +116,7 @@ struct WeightsParam {
 };
 
 struct DropoutParam {
-  unsigned long long seed = 0;
+  unsigned long long seed = 0;  ///< with Config::kHasSeedTensor the address of it
   unsigned int offset = 0;
   unsigned int threshold = 0;
   float gain = 1;

@@ -157,10 +157,15 @@ FLASHTILE_LOAD_GLOBAL_IF(int64, "64", "l")
 #undef FLASHTILE_LOAD_GLOBAL_IF
 
 /// A global element, or four neighbours, that the grid before has written, possibly while this one
-/// ran already: loads that stay behind wait_for_previous_grid().
+/// ran already: loads that stay behind wait_for_previous_grid() and other volatile ones.
 FLASHTILE_DEVICE float load_written(const float* address) {
   float value;
   asm volatile("ld.global.f32 %0, [%1];" : "=f"(value) : "l"(address));
+  return value;
+}
+FLASHTILE_DEVICE unsigned long long load_written(const unsigned long long* address) {
+  unsigned long long value;
+  asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(address));
   return value;
 }
 FLASHTILE_DEVICE void load_written(float (&value)[4], const float* address) {

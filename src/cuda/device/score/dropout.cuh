@@ -6,9 +6,23 @@
 
 #include "cuda/device/params/attention_params.hpp"
 #include "cuda/device/ptx/math.cuh"
+#include "cuda/device/ptx/memory.cuh"
 #include "variant/philox.hpp"
 
 namespace flashtile::device {
+
+/// The dropout of a call, its seed read where it is a tensor: behind wait_for_previous_grid(). What
+/// kernels take from parameters stays there otherwise.
+template <class Config>
+FLASHTILE_DEVICE decltype(auto) dropout_of(const DropoutParam& dropout) {
+  if constexpr (Config::kHasSeedTensor) {
+    DropoutParam read = dropout;
+    read.seed = load_written(reinterpret_cast<const unsigned long long*>(dropout.seed));
+    return read;
+  } else {
+    return (dropout);
+  }
+}
 
 /// The words for columns 8n + 2t and 8n + 2t + 1 (low and high half), n < 4, of keys first_key +
 /// ...

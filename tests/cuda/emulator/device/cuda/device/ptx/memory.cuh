@@ -117,6 +117,7 @@ T load_global_if(bool is_there, const T* address) {
 }
 
 inline float load_written(const float* address) { return *address; }
+inline unsigned long long load_written(const unsigned long long* address) { return *address; }
 inline void load_written(float (&value)[4], const float* address) {
   if (reinterpret_cast<uintptr_t>(address) % 16 != 0) emulator::stop("a vector is not aligned");
   for (int i = 0; i < 4; ++i) value[i] = address[i];
