@@ -26,6 +26,8 @@ if not all(map(is_ours, ("fla", "causal_conv1d", "mamba_ssm"))):
 sys.path.insert(0, SHIM)
 import causal_conv1d  # noqa: E402
 import fla  # noqa: E402
+from fla.ops.gated_delta_rule.gate import fused_gdn_gate  # noqa: E402
+from fla.ops.kda.gate import fused_kda_gate  # noqa: E402
 from linear_loops import delta, loop, normalised, same  # noqa: E402
 from mamba_ssm.ops import selective_scan_interface  # noqa: E402
 from mamba_ssm.ops.triton import ssd_combined  # noqa: E402
@@ -125,6 +127,7 @@ def test_delta_rules(name):
     check(getattr(fla.ops, f"{name}_kda"), {**of, "g": gk}, *delta(q, k, v, beta, gk), **l2)
     logits, A_log, bias = random(B, T, H), random(H), random(H, seed=7)
     raw = -A_log.exp() * functional.softplus(logits + bias)
+    same(fused_gdn_gate(logits, A_log, bias), raw)
     expected, final = delta(q, k, v, 2 * beta, raw)
     out, state = gated(3 * q, 2 * k, v, g=logits, beta=beta.logit(), use_gate_in_kernel=True,
                        A_log=A_log, dt_bias=bias, use_beta_sigmoid_in_kernel=True,
@@ -143,6 +146,7 @@ def test_kda_gates():
         out, _ = fla.ops.chunk_kda(q, k, v, logits, beta, use_gate_in_kernel=True, A_log=A_log,
                                    dt_bias=bias, lower_bound=lower, safe_gate=lower is not None)
         same(out, delta(q, k, v, beta, gate)[0])
+        same(fused_kda_gate(logits[0], A_log.view(1, 1, H, 1), bias, lower), gate[0])
     out, _ = fla.ops.fused_recurrent_kda(q, k, v, logits, beta, use_gate_in_kernel=True,
                                          lower_bound=-5.0, dt_bias=bias)
     same(out, delta(q, k, v, beta, -5 * torch.sigmoid(wide))[0])

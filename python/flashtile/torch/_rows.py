@@ -85,15 +85,24 @@ def _flipped(op: Operator, given: Mapping[str, Tensor], is_packed: bool) -> dict
 
 
 def log_decay(x: Tensor, A_log: Tensor | None, bias: Tensor | None = None, *,
-              lower_bound: float | None = None, divisor: float | None = None) -> Tensor:
-    """Log decays, float32 at least, from what a layer projects: (batch, seqlen, heads) or (...,
-    heads, head_dim); A_log (heads), bias (heads) or (heads, head_dim). What log_decay_gate computes
-    by its reference, in plain PyTorch."""
+              lower_bound: float | None = None, divisor: float | None = None,
+              num_dims: int | None = None) -> Tensor:
+    """Log decays, float32 at least, from what a layer projects, in plain PyTorch: what
+    log_decay_gate computes by its reference.
+
+    Args:
+        x: (batch, seqlen, heads) or (batch, seqlen, heads, head_dim).
+        A_log, bias: (heads), and (heads) or (heads, head_dim), in any shape of as many numbers.
+        lower_bound, divisor: as log_decay_gate has them.
+        num_dims: of x behind time, for an x with other dimensions in front; 1: heads, 2: with
+            head_dim.
+    """
+    num_dims = x.dim() - 2 if num_dims is None else num_dims
     y = x.to(torch.promote_types(x.dtype, torch.float32))
     if bias is not None:
-        y = y + bias.reshape(x.shape[2:])
-    rate = None if A_log is None else A_log.to(y.dtype).exp()
-    if rate is not None and x.dim() == 4:
+        y = y + bias.reshape(x.shape[x.dim() - num_dims:])
+    rate = None if A_log is None else A_log.flatten().to(y.dtype).exp()
+    if rate is not None and num_dims == 2:
         rate = rate.unsqueeze(-1)
     if lower_bound is not None:
         y = lower_bound * torch.sigmoid(y if rate is None else rate * y)

@@ -55,7 +55,7 @@ def several(name, op, tensors, output_final_state, cu_seqlens, reverse=False, **
         raise ValueError(f"{name}: {error}") from error
 
 
-def gate(g, A_log, dt_bias, use_gate_in_kernel, lower_bound=None):
+def decays(g, A_log, dt_bias, use_gate_in_kernel, lower_bound=None):
     """Log decays; with use_gate_in_kernel from what a layer projects."""
     if not use_gate_in_kernel:
         return g
@@ -69,6 +69,6 @@ def strength(beta, like, use_sigmoid=False, allow_neg_eigval=False):
     if beta.dim() != 3:
         raise NotImplementedError("flashtile has one beta for a head, (batch, seqlen, heads)")
     if use_sigmoid:
-        beta = beta.sigmoid()
+        beta = beta.to(torch.promote_types(beta.dtype, torch.float32)).sigmoid()
         beta = beta * 2 if allow_neg_eigval else beta
     return beta

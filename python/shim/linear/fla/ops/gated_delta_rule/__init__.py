@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gated delta rule."""
 
-from fla._common import gate, run, strength, takes
+from fla._common import decays, run, strength, takes
 
 
 def _gated(name, q, k, v, g, gk, beta, options, initial_state, output_final_state, cu_seqlens,
@@ -27,7 +27,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     name = "chunk_gated_delta_rule"
     own = {key: kwargs.pop(key, None) for key in ("use_gate_in_kernel", "A_log", "dt_bias")}
     state_v_first = takes(name, {**kwargs, "cp_context": cp_context}, state_v_first=state_v_first)
-    g = gate(g, own["A_log"], own["dt_bias"], own["use_gate_in_kernel"])
+    g = decays(g, own["A_log"], own["dt_bias"], own["use_gate_in_kernel"])
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _gated(name, q, k, v, g, None, beta,
                   {"scale": scale, "qk_l2norm": use_qk_l2norm_in_kernel}, initial_state,
@@ -42,7 +42,7 @@ def fused_recurrent_gated_delta_rule(
     """(out, final state); g is a decay for each head, gk for each key dimension."""
     name = "fused_recurrent_gated_delta_rule"
     state_v_first = takes(name, {**kwargs, "gv": gv}, "gv", state_v_first=state_v_first)
-    g = gate(g, A_log, dt_bias, use_gate_in_kernel)
+    g = decays(g, A_log, dt_bias, use_gate_in_kernel)
     beta = strength(beta, v, use_beta_sigmoid_in_kernel, allow_neg_eigval)
     return _gated(name, q, k, v, g, gk, beta,
                   {"scale": scale, "qk_l2norm": use_qk_l2norm_in_kernel}, initial_state,

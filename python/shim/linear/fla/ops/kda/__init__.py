@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kimi delta attention."""
 
-from fla._common import gate, run, strength, takes
+from fla._common import decays, run, strength, takes
 
 
 def _kda(name, q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm,
@@ -24,7 +24,7 @@ def chunk_kda(q, k, v, g, beta, scale=None, initial_state=None, output_final_sta
         **kwargs, "cp_context": cp_context,
         "return_intermediate_states": return_intermediate_states},
         "return_intermediate_states", state_v_first=state_v_first)
-    g = gate(g, own["A_log"], own["dt_bias"], use_gate_in_kernel, lower_bound)
+    g = decays(g, own["A_log"], own["dt_bias"], use_gate_in_kernel, lower_bound)
     return _kda("chunk_kda", q, k, v, g, beta, scale, initial_state, output_final_state,
                 use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
                 state_v_first, cu_seqlens)
@@ -37,7 +37,7 @@ def fused_recurrent_kda(q, k, v, g, beta, A_log=None, dt_bias=None, scale=None, 
                         cu_seqlens=None, **kwargs):
     """(out, final state)."""
     state_v_first = takes("fused_recurrent_kda", kwargs, state_v_first=state_v_first)
-    g = gate(g, A_log, dt_bias, use_gate_in_kernel, lower_bound)
+    g = decays(g, A_log, dt_bias, use_gate_in_kernel, lower_bound)
     return _kda("fused_recurrent_kda", q, k, v, g, beta, scale, initial_state, output_final_state,
                 use_qk_l2norm_in_kernel, use_beta_sigmoid_in_kernel, allow_neg_eigval,
                 state_v_first, cu_seqlens)
