@@ -127,8 +127,8 @@ HeadRules::HeadRules(const AttentionCall& call, const Sequence& sequence, int64_
   rules_.dropout_seed = dropout.seed;
   rules_.dropout_offset = dropout.offset;
   rules_.batch_head = static_cast<uint32_t>(sequence.batch_idx * problem.num_heads + head);
-  rules_.is_plain =
-      !problem.softcap && problem.user_score.empty() && rules_.bias == nullptr && !rules_.has_alibi;
+  rules_.is_log2 = !problem.softcap && problem.user_score.empty() && rules_.bias == nullptr;
+  rules_.is_plain = rules_.is_log2 && !rules_.has_alibi;
 }
 
 HeadRules::~HeadRules() {

@@ -391,11 +391,11 @@ void DecodeLaunch::finish(const Pair& pair, float* max_logit) const {
       if (problem_.has_sink) sinks.push_back(element<float>(args_.sink, {head}));
     }
   }
-  const bool is_plain = !problem_.softcap && !args_.bias && !problem_.has_alibi;
+  const bool is_log2 = !problem_.softcap && !args_.bias;
   const Rows out = query_rows(args_.out, sequence, 0);
   kernels_.decode_finish({parts.data(), static_cast<int64_t>(parts.size()), problem_.dtype,
                           problem_.k.dtype, static_cast<int64_t>(rows), problem_.head_dim,
-                          problem_.head_dim_v, out_ld_, is_plain ? 0.69314718055994531f : 1.0f,
+                          problem_.head_dim_v, out_ld_, is_log2 ? 0.69314718055994531f : 1.0f,
                           problem_.dropout.is_on ? static_cast<float>(problem_.dropout.gain) : 1.0f,
                           problem_.has_sink ? sinks.data() : nullptr, out_rows.data(),
                           args_.out.dtype, element_stride(out, args_.out.dtype), lse.data(),

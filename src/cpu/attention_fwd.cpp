@@ -19,9 +19,17 @@
 namespace flashtile::cpu {
 namespace {
 
-/// S (kBlockM, block_n) should stay in L1, K and V of a block in L2.
+/// K and V of a key block may fill one half of the second cache; scores, queries and sums of a
+/// query block the other.
 int64_t block_n_for(const AttentionProblem& problem) {
-  return problem.head_dim + problem.head_dim_v <= 512 ? 128 : 64;
+  constexpr int64_t kLarge = 128;
+  const int64_t bytes = kLarge * (problem.head_dim + problem.head_dim_v) * 4;
+  return bytes <= cpu_info().l2_bytes / 2 ? kLarge : kLarge / 2;
+}
+
+int64_t block_m_for(const AttentionProblem& problem, int64_t block_n) {
+  const int64_t bytes = kBlockM * (block_n + problem.head_dim + problem.head_dim_v) * 4;
+  return bytes <= cpu_info().l2_bytes / 2 ? kBlockM : kBlockM / 2;
 }
 
 class ForwardLaunch {
@@ -276,17 +284,17 @@ AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& pr
   const OperandKernels& kernels = operands_of(*isa.kernels, problem.dtype);
   AttentionPlan plan;
   plan.implementation = isa.forward_name;
-  plan.block_m = kBlockM;
   plan.block_n = std::min(block_n_for(problem), whole_columns(problem.max_seqlen_k));
+  plan.block_m = block_m_for(problem, plan.block_n);
   plan.num_tasks =
-      (Count(problem.batch_size) * problem.num_heads * ceil_div(problem.max_seqlen_q, kBlockM))
+      (Count(problem.batch_size) * problem.num_heads * ceil_div(problem.max_seqlen_q, plan.block_m))
           .value("attention_fwd", "tasks");
   const BlockLayout layout =
       kernels.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v);
   const Count num_blocks = ceil_div(problem.max_seqlen_k, plan.block_n);
   const Count pair_bytes = num_blocks * (layout.block_bytes + 1) + 256;
   plan.workspace_bytes = kExtraBytes;
-  plan.worker_bytes = (pair_bytes + kernels.fwd_scratch_bytes(kBlockM, plan.block_n,
+  plan.worker_bytes = (pair_bytes + kernels.fwd_scratch_bytes(plan.block_m, plan.block_n,
                                                               problem.head_dim, problem.head_dim_v))
                           .value("attention_fwd", "bytes of workspace");
   return plan;

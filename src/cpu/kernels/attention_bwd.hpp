@@ -237,9 +237,10 @@ inline void add_score_gradients(const BwdBlock& block, const TileSpan& tile, int
   }
   if (gradients.alibi != nullptr) {
     Vf sum = zero();
+    const Distances distances(*block.rules, q_idx, tile.k_begin);
     for (int64_t j = 0; j < tile.n; j += kLanes) {
       const Vf x = load_partial(ds + j, tile.n - j);
-      sum = fnma(distances(*block.rules, q_idx, tile.k_begin + j), x, sum);
+      sum = fnma(distances.at(j), x, sum);
     }
     *gradients.alibi += static_cast<double>(reduce_add(sum));
   }
@@ -263,7 +264,7 @@ template <class F>
 const float* weights_row(const BwdBlock& block, const TileSpan& tile, int64_t q_idx, float* s,
                          float* dp, float (&kept)[kMaxBlockN]) {
   const ScoreRules& rules = *block.rules;
-  const float lse = block.lse[q_idx] * (rules.is_plain ? kLog2e : 1.0f);
+  const float lse = block.lse[q_idx] * (rules.is_log2 ? kLog2e : 1.0f);
   const float sum = exp_row<F>(s, tile.n, softmax_reference(lse), s);
   if (block.weight_sums != nullptr) {
     block.weight_sums[q_idx] += static_cast<double>(sum);
@@ -373,7 +374,7 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   };
   const BlockLayout& ql = block.q_layout;
   const BlockLayout& kl = block.k_layout;
-  const float alpha = rules.is_plain ? rules.softmax_scale * kLog2e : rules.softmax_scale;
+  const float alpha = rules.is_log2 ? rules.softmax_scale * kLog2e : rules.softmax_scale;
   Operands::multiply(tile.m, tile.n, block.head_dim, q_at(kFormQ), ql.ld[kFormQ],
                      Operands::from_column(k_at(kFormKTransposed), col), kl.ld[kFormKTransposed],
                      {.c = state.s, .ldc = state.ld, .alpha = alpha});

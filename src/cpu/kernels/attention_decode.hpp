@@ -330,7 +330,7 @@ template <class Keys>
 void decode_scores(const DecodeTile& tile, const HeadRows& k, float* s) {
   const int64_t num_rows = tile.seqlen_q * tile.group_size;
   const ScoreRules& rules = *tile.heads[0].rules[0];
-  const float alpha = rules.is_plain ? rules.softmax_scale * kLog2e : rules.softmax_scale;
+  const float alpha = rules.is_log2 ? rules.softmax_scale * kLog2e : rules.softmax_scale;
   const char* rows_ahead[static_cast<size_t>(kKeyGroup)];
   for (int64_t j = 0; j < tile.num_keys; j += kKeyGroup) {
     for (int64_t h = 0; h < tile.num_heads; ++h) {
@@ -376,15 +376,14 @@ bool decode_weights(const DecodeTile& tile, const DecodeHead& head, float* s, ui
   for (int64_t g = 0; g < tile.group_size; ++g) {
     is_full = is_full && head.cover[g] == TileCover::kFull;
   }
-  const bool is_plain = head.rules[0]->is_plain;
-  if (!is_full || !is_plain) decode_rules(tile, head, s);
+  if (!is_full || !head.rules[0]->is_plain) decode_rules(tile, head, s);
   for (int64_t j = 0; !is_full && j < tile.num_keys; ++j) {
     is_seen[j] = 0;
     for (int64_t r = 0; r < num_rows && is_seen[j] == 0; ++r) {
       is_seen[j] = s[r * kScoreLd + j] != -__builtin_inff();
     }
   }
-  if (is_plain) {
+  if (head.rules[0]->is_log2) {
     decode_softmax<Exp2>(tile, head, kDecodeLn2, s);
   } else {
     decode_softmax<Exp>(tile, head, 1, s);

@@ -11,7 +11,7 @@
 //     O = diag(f) O + P V              (m, dv)   product 2
 //   out = O / l, lse = m + log l, with the sink in l
 //
-// Scores are kept in powers of two (S log2 e) where no rule needs them natural: `is_plain`.
+// Scores are kept in powers of two (S log2 e) where no rule needs them natural: `is_log2`.
 // Scratch: Q (m, d), S (m, n), P (m, n) where it is bf16, O (m, dv), a copy of V for blocks with a
 // NaN that nobody sees, and row_max, row_sum, factor (m each). S stays in L1, V and K blocks in L2.
 // Online softmax: Milakov and Gimelshein 2018; tiling: FlashAttention, Dao et al. 2022.
@@ -112,7 +112,7 @@ void compute_scores(const FwdBlock& block, const TileSpan& tile, bool is_full,
       keys.blocks + tile.k_begin / keys.block_n * keys.layout.block_bytes +
       keys.layout.offset[kFormK]);
   const auto* k = Operands::from_column(k_block, tile.k_begin % keys.block_n);
-  const float alpha = rules.is_plain ? rules.softmax_scale * kLog2e : rules.softmax_scale;
+  const float alpha = rules.is_log2 ? rules.softmax_scale * kLog2e : rules.softmax_scale;
   Operands::multiply(tile.m, tile.n, block.head_dim, state.q, state.q_ld, k, keys.layout.ld[kFormK],
                      {.c = state.s, .ldc = state.s_ld, .alpha = alpha});
   apply_scores(rules, state.programs, tile, is_full, state.s, state.s_ld);
@@ -386,7 +386,7 @@ void fwd_block_of(const FwdBlock& block) {
   fill_row(state.row_max, block.num_rows, -kInfinity);
   fill_row(state.row_sum, block.num_rows, 0);
   fill_row(state.row_top, block.num_rows, -kInfinity);
-  state.unit = block.rules->is_plain ? kLn2 : 1.0f;
+  state.unit = block.rules->is_log2 ? kLn2 : 1.0f;
   // Parts of kPartRows rows, of which some may begin later than others.
   const int64_t part_rows = has_diagonal(block) ? kPartRows : block.num_rows;
   bool has_begun[static_cast<size_t>(kMaxParts)] = {};

@@ -23,26 +23,35 @@ int64_t bwd_scratch_bytes(int64_t block_m, int64_t block_n, int64_t head_dim) {
   return bytes;
 }
 
-/// Where a result is rounded to 16 bits the cheaper exponential is exact enough.
+/// Where a result is rounded to 16 bits the cheaper exponentials are exact enough.
+template <class Operands>
+struct Exponentials {
+  using OfTwo = Exp2Fast;
+  using Natural = ExpFast;
+};
+template <>
+struct Exponentials<FloatOperands> {
+  using OfTwo = Exp2;
+  using Natural = Exp;
+};
+
 template <class Operands>
 void fwd_block(const FwdBlock& block) {
-  if (!block.rules->is_plain) {
-    fwd_block_of<Exp, Operands>(block);
-  } else if constexpr (kIsFloat<Operands>) {
-    fwd_block_of<Exp2, Operands>(block);
+  using E = Exponentials<Operands>;
+  if (block.rules->is_log2) {
+    fwd_block_of<typename E::OfTwo, Operands>(block);
   } else {
-    fwd_block_of<Exp2Fast, Operands>(block);
+    fwd_block_of<typename E::Natural, Operands>(block);
   }
 }
 
 template <class Operands>
 void bwd_block(const BwdBlock& block) {
-  if (!block.rules->is_plain) {
-    bwd_block_of<Exp, Operands>(block);
-  } else if constexpr (kIsFloat<Operands>) {
-    bwd_block_of<Exp2, Operands>(block);
+  using E = Exponentials<Operands>;
+  if (block.rules->is_log2) {
+    bwd_block_of<typename E::OfTwo, Operands>(block);
   } else {
-    bwd_block_of<Exp2Fast, Operands>(block);
+    bwd_block_of<typename E::Natural, Operands>(block);
   }
 }
 

@@ -29,67 +29,61 @@ inline void softcap_row(float softcap, float* s, int64_t n) {
   for (int64_t j = 0; j < n; j += kLanes) store(s + j, cap * tanh(load(s + j) * inverse));
 }
 
-/// Bias of one row as floats, for n keys from `address` on.
-inline void load_bias_row(const char* address, DType dtype, int64_t key_stride, int64_t n,
-                          float* bias) {
-  const int64_t size = dtype == DType::kF32 ? 4 : 2;
-  const bool is_contiguous = key_stride == size;
-  if (is_contiguous && address != nullptr) {
-    for (int64_t j = 0; j < n; j += kLanes) {
-      const int64_t left = n - j;
-      Vf x;
-      if (dtype == DType::kF32) {
-        x = load_partial(reinterpret_cast<const float*>(address) + j, left);
-      } else if (dtype == DType::kBF16) {
-        x = load_partial(reinterpret_cast<const Bf16*>(address) + j, left);
-      } else {
-        x = load_partial(reinterpret_cast<const F16*>(address) + j, left);
-      }
-      store(bias + j, x);
-    }
-    return;
-  }
-  for (int64_t j = 0; j < n; ++j) {
-    const char* p = address + j * key_stride;
-    Vf x;
-    if (dtype == DType::kF32) {
-      x = load_partial(reinterpret_cast<const float*>(p), 1);
-    } else if (dtype == DType::kBF16) {
-      x = load_partial(reinterpret_cast<const Bf16*>(p), 1);
-    } else {
-      x = load_partial(reinterpret_cast<const F16*>(p), 1);
-    }
-    store_partial(bias + j, x, 1);
-  }
-}
-
-/// s += bias, and -inf where the bias is -inf, whatever s was.
-inline void add_bias_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
-                         float* s) {
-  float bias[kMaxBlockN];
-  const char* address =
-      rules.bias + q_idx * rules.bias_row_stride + k_begin * rules.bias_key_stride;
-  load_bias_row(address, rules.bias_dtype, rules.bias_key_stride, n, bias);
+/// s += bias of n keys that lie side by side, and -inf where the bias is -inf, whatever s was. What
+/// follows in the row is that of the next tile.
+template <class T>
+FLASHTILE_INLINE void add_bias_of(const T* bias, int64_t n, float* s) {
   const Vf masked = broadcast(-__builtin_inff());
   for (int64_t j = 0; j < n; j += kLanes) {
+    __builtin_prefetch(bias + n + j, 0, 2);
     const Vf b = load_partial(bias + j, n - j);
     store(s + j, select(b == masked, masked, load(s + j) + b));
   }
 }
 
-/// |position of q_idx - key| for the lanes that start at key k_idx. Distances are below 2^24 or
-/// rounded as float32 rounds them.
-FLASHTILE_INLINE Vf distances(const ScoreRules& rules, int64_t q_idx, int64_t k_idx) {
-  const auto first = static_cast<float>(q_idx + rules.query_offset - k_idx);
-  return abs(broadcast(first) - i32_to_float(iota_u()));
+/// The same for keys `stride` bytes apart.
+template <class T>
+FLASHTILE_INLINE void add_bias_row_of(const char* bias, int64_t stride, int64_t n, float* s) {
+  if (stride == static_cast<int64_t>(sizeof(T))) {
+    add_bias_of(reinterpret_cast<const T*>(bias), n, s);
+    return;
+  }
+  T row[kMaxBlockN];
+  for (int64_t j = 0; j < n; ++j) __builtin_memcpy(row + j, bias + j * stride, sizeof(T));
+  add_bias_of(row, n, s);
 }
 
-/// s -= slope |position - key|.
+inline void add_bias_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
+                         float* s) {
+  const int64_t stride = rules.bias_key_stride;
+  const char* bias = rules.bias + q_idx * rules.bias_row_stride + k_begin * stride;
+  if (rules.bias_dtype == DType::kF32) {
+    add_bias_row_of<float>(bias, stride, n, s);
+  } else if (rules.bias_dtype == DType::kBF16) {
+    add_bias_row_of<Bf16>(bias, stride, n, s);
+  } else {
+    add_bias_row_of<F16>(bias, stride, n, s);
+  }
+}
+
+/// |position of q_idx - key| for the lanes that start at key k_begin + j. Distances are below 2^24
+/// or rounded as float32 rounds them.
+struct Distances {
+  Vf first;
+
+  FLASHTILE_INLINE Distances(const ScoreRules& rules, int64_t q_idx, int64_t k_begin)
+      : first(broadcast(static_cast<float>(q_idx + rules.query_offset - k_begin)) -
+              i32_to_float(iota_u())) {}
+  FLASHTILE_INLINE Vf at(int64_t j) const { return abs(first - broadcast(static_cast<float>(j))); }
+};
+
+/// s -= slope |position - key|, in the scores' units.
 inline void subtract_alibi_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
                                float* s) {
-  const Vf slope = broadcast(rules.alibi_slope);
+  const Vf slope = broadcast(rules.alibi_slope * (rules.is_log2 ? kLog2e : 1.0f));
+  const Distances distances(rules, q_idx, k_begin);
   for (int64_t j = 0; j < n; j += kLanes) {
-    store(s + j, fnma(slope, distances(rules, q_idx, k_begin + j), load(s + j)));
+    store(s + j, fnma(slope, distances.at(j), load(s + j)));
   }
 }
 

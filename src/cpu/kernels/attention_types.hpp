@@ -53,8 +53,11 @@ struct ScoreRules {
   uint32_t dropout_offset;
   uint32_t batch_head;
 
-  /// True when a score is scale q.k and nothing else: the softmax may work in powers of two.
+  /// True when a score is scale q.k and nothing else.
   bool is_plain;
+  /// True when scores are powers of two (log2 e times what they mean), whose exponential is
+  /// cheaper: plain ones, and those with slopes alone.
+  bool is_log2;
 };
 
 /// Where the forms of a packed block lie in it.
