@@ -21,13 +21,13 @@ bool has_mean_state(const LinearOp& op) {
 /// Calls visit(address, row, column) for the elements of a block of a state: (sequences, channels),
 /// (sequences, channels, rows) or, of rwkv4, (sequences, rows, channels).
 template <class Visit>
-void for_each_of_block(const LinearProblem& problem, const TensorView& tensor, int64_t batch_idx,
+void for_each_of_block(const LinearProblem& problem, const TensorView& tensor, int64_t state_idx,
                        const ScanBlock& block, const Visit& visit) {
   const int64_t size = dtype_bytes(tensor.dtype);
   const bool is_turned = has_mean_state(*problem.op);
   const int64_t channel_stride = tensor.strides[is_turned ? 2 : 1] * size;
   const int64_t row_stride = tensor.ndim < 3 ? 0 : tensor.strides[is_turned ? 1 : 2] * size;
-  char* data = static_cast<char*>(tensor.data) + batch_idx * tensor.strides[0] * size +
+  char* data = static_cast<char*>(tensor.data) + state_idx * tensor.strides[0] * size +
                block.first * channel_stride;
   for (int64_t r = 0; r < scan_state_rows(problem); ++r) {
     for (int64_t c = 0; c < block.count; ++c) {
@@ -123,7 +123,7 @@ void ScanStream::load_parameters(float* parameters) const {
 void ScanStream::load_state(const TensorView& tensor, bool is_gradient, float* state) const {
   std::fill_n(state, scan_state_rows(problem_) * kScanChannels, 0.0f);
   if (tensor) {
-    for_each_of_block(problem_, tensor, sequence_.batch_idx, block_,
+    for_each_of_block(problem_, tensor, sequence_.state_idx, block_,
                       [&](const char* at, int64_t row, int64_t column) {
                         state[row * kScanChannels + column] =
                             static_cast<float>(load_float(at, tensor.dtype));
@@ -136,7 +136,7 @@ void ScanStream::load_state(const TensorView& tensor, bool is_gradient, float* s
 void ScanStream::store_state(const TensorView& tensor, const float* state) const {
   if (!tensor) return;
   for_each_of_block(
-      problem_, tensor, sequence_.batch_idx, block_, [&](char* at, int64_t row, int64_t column) {
+      problem_, tensor, sequence_.state_idx, block_, [&](char* at, int64_t row, int64_t column) {
         store_float(at, tensor.dtype, static_cast<double>(state[row * kScanChannels + column]));
       });
 }

@@ -120,7 +120,7 @@ class SlotsStream {
     const int64_t ld = strip_columns(kernels_, cols);
     const int64_t ld_transposed = strip_columns(kernels_, rows);
     std::fill_n(memory_.rows, rows * ld, 0.0f);
-    load_state_columns(tensor, sequence_.batch_idx, head_, 0, cols, ld, memory_.rows);
+    load_state_columns(tensor, sequence_.state_idx, head_, 0, cols, ld, memory_.rows);
     if (by_column != nullptr) {
       kernels_.load_strips(memory_.rows, ld, rows, cols, 0, ld / kernels_.strip_width, by_column);
     }
@@ -143,7 +143,7 @@ class SlotsStream {
   void store_form(const TensorView& tensor, int64_t rows, int64_t cols, const float* by_column) {
     const int64_t ld = strip_columns(kernels_, cols);
     kernels_.store_strips(by_column, rows, cols, 0, ld / kernels_.strip_width, memory_.rows, ld);
-    store_state_columns(tensor, sequence_.batch_idx, head_, 0, cols, ld, memory_.rows);
+    store_state_columns(tensor, sequence_.state_idx, head_, 0, cols, ld, memory_.rows);
   }
   void store(const LinearStates& tensors, const SlotsStates& states) {
     store_form(tensors.state_k, problem_.head_dim, problem_.num_slots, states.keys_by_slot);

@@ -30,13 +30,10 @@ std::string to_string(const LinearPlan& plan);
 LinearImplementation linear_reference(const LinearOp& op, LinearPass pass);
 
 /// The arguments of a step as those of a forward with one row in each sequence, whose initial and
-/// final states are the whole pool.
+/// final states are the whole pool; state_slots stays.
 LinearArgs one_row_args(const LinearOp& op, const LinearArgs& args);
-/// The line of the pool that sequence b of a step has.
-int64_t state_line(const LinearArgs& args, int64_t b);
 
-/// A step by an implementation of the forward: each sequence is a call with one row whose initial
-/// and final states are the sequence's lines.
+/// A step by an implementation of the forward.
 void launch_step(const LinearImplementation& forward, const LinearProblem& problem,
                  const LinearArgs& args, const Context& context);
 

@@ -103,10 +103,10 @@ class RecurrentHead {
   int64_t end_output() const { return first_output() + p_.heads_a_state(); }
 
   Numbers load(const TensorView& state, int64_t size) const {
-    return load_state(state, sequence_.batch_idx, head_, size);
+    return load_state(state, sequence_.state_idx, head_, size);
   }
   void store(const TensorView& state, const Numbers& numbers) const {
-    store_state(state, sequence_.batch_idx, head_, numbers);
+    store_state(state, sequence_.state_idx, head_, numbers);
   }
 
   const LinearProblem& p_;

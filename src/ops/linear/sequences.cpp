@@ -27,10 +27,14 @@ void for_each_of_state(const TensorView& tensor, int64_t batch_idx, int64_t head
 
 }  // namespace
 
+int64_t state_line(const LinearArgs& args, int64_t b) {
+  return args.state_slots ? *reinterpret_cast<const int32_t*>(args.state_slots.at({b})) : b;
+}
+
 std::vector<LinearSequence> linear_sequences(const LinearProblem& problem, const LinearArgs& args) {
   std::vector<LinearSequence> sequences;
   for (int64_t b = 0; b < problem.batch_size; ++b) {
-    LinearSequence sequence{b, 0, problem.max_seqlen, b};
+    LinearSequence sequence{b, 0, problem.max_seqlen, state_line(args, b)};
     if (problem.is_packed) {
       sequence.begin = *reinterpret_cast<const int32_t*>(args.cu_seqlens.at({b}));
       sequence.length =

@@ -18,6 +18,9 @@ struct LinearSequence {
   int64_t state_idx = 0;  ///< of its line in the states
 };
 
+/// The line of the states that sequence b has: b, or its slot in the pool of a step.
+int64_t state_line(const LinearArgs& args, int64_t b);
+
 /// All sequences, in order. Reads cu_seqlens (host memory, already checked).
 std::vector<LinearSequence> linear_sequences(const LinearProblem& problem, const LinearArgs& args);
 
