@@ -103,7 +103,7 @@ class ScanBwdLaunch {
 
   void run_block(const LinearSequence& sequence, int64_t part, int64_t group, bool is_first,
                  const ScanBlock& block, const ScanBwdMemory& memory) {
-    const ScanStream stream(isa_, problem_, plan_, args_, sequence, block, memory.parameters);
+    const ScanStream stream(problem_, plan_, args_, sequence, block, memory.parameters);
     const int64_t size = scan_state_rows(problem_) * kScanChannels;
     stream.load_state(args_.initial_states.state, /*is_gradient=*/false, memory.state);
     for (int64_t n = 0; n < stream.num_chunks(); ++n) {

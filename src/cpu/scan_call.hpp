@@ -36,12 +36,11 @@ int64_t scan_parameter_rows(const LinearProblem& problem);
 /// A block of channels of one sequence: what its chunks have in common.
 class ScanStream {
  public:
-  ScanStream(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
-             const LinearArgs& args, const LinearSequence& sequence, const ScanBlock& block,
-             float* parameters);
+  ScanStream(const LinearProblem& problem, const LinearPlan& plan, const LinearArgs& args,
+             const LinearSequence& sequence, const ScanBlock& block, float* parameters);
 
   /// A state or its gradient between the caller's tensor and rows of kScanChannels. An absent one
-  /// is `none`, of rwkv4 -inf in its last row where `none` is the state's.
+  /// is zero, but eps of rwkv4's state -inf.
   void load_state(const TensorView& tensor, bool is_gradient, float* state) const;
   void store_state(const TensorView& tensor, const float* state) const;
 

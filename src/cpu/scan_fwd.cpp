@@ -88,9 +88,8 @@ double scan_work(const LinearProblem& problem) {
          kExponentialWork;
 }
 
-ScanStream::ScanStream(const IsaEntry&, const LinearProblem& problem, const LinearPlan& plan,
-                       const LinearArgs& args, const LinearSequence& sequence,
-                       const ScanBlock& block, float* parameters)
+ScanStream::ScanStream(const LinearProblem& problem, const LinearPlan& plan, const LinearArgs& args,
+                       const LinearSequence& sequence, const ScanBlock& block, float* parameters)
     : problem_(problem),
       args_(args),
       sequence_(sequence),
@@ -209,8 +208,7 @@ void launch_scan_fwd(const IsaEntry& isa, const LinearProblem& problem, const Li
   parallel_for(limited, plan.num_tasks, [&](int64_t task, int worker) {
     WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
     const ScanFwdMemory memory(isa, problem, plan.chunk_size, cursor);
-    const ScanStream stream(isa, problem, plan, args,
-                            sequences[static_cast<size_t>(task / num_blocks)],
+    const ScanStream stream(problem, plan, args, sequences[static_cast<size_t>(task / num_blocks)],
                             blocks[static_cast<size_t>(task % num_blocks)], memory.parameters);
     stream.load_state(args.initial_states.state, /*is_gradient=*/false, memory.state);
     for (int64_t n = 0; n < stream.num_chunks(); ++n) {

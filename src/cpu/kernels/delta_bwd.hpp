@@ -87,7 +87,7 @@ FLASHTILE_INLINE void delta_strip_row_of(int64_t num_vecs, const DeltaStripRow& 
   }
 }
 
-/// What a decay of exactly 0 is, from `decay` of a row of the strip or of each column.
+/// Lanes of vector n of row i whose decay is exactly 0; a decay for each row, or for each column.
 FLASHTILE_INLINE Mf is_cleared(const float* decay, bool decays_columns, int64_t i, int n) {
   return (decays_columns ? load(decay + n * kLanes) : broadcast(decay[i])) == zero();
 }
