@@ -12,7 +12,8 @@ Executor& executor_of(const Context& context);
 int num_workers_of(const Context& context);
 
 /// The context with no more workers than a launch is worth, by its work in multiply-adds. Waking a
-/// worker and waiting for it takes as long as some hundred thousand of them.
+/// worker and waiting for it takes as long as some hundred thousand of them. It has no names of an
+/// implementation and architecture, which have been looked at by then.
 Context with_workers_for(double work, const Context& context);
 
 /// Calls body(task_idx, worker_idx) for each task in [0, num_tasks) on the context's workers. An

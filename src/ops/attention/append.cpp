@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "core/element.hpp"
 #include "core/executor.hpp"
