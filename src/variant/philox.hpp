@@ -2,7 +2,8 @@
 //
 // The dropout generator: Philox4x32-7 (Salmon et al., SC 2011), counter-based, so that any tile of
 // the mask can be made anywhere. One text for host, SIMD and device: no header, no branch. `U` is
-// an unsigned 32-bit integer or a vector of them with + ^ and mul_hi, mul_lo found by its type.
+// an unsigned 32-bit integer or a vector of them, with ^, and with mul_wide, or mul_hi and mul_lo,
+// found by its type.
 //
 // key = (seed's low word, seed's high word), counter = (offset, batch * heads + head, q_idx,
 // 4 (k_idx / 32) + (k_idx mod 8) / 2). Key k_idx takes word (k_idx mod 32) / 8 of the four, its low
@@ -26,16 +27,22 @@ FLASHTILE_VARIANT_INLINE unsigned int mul_hi(unsigned int a, unsigned int b) {
   return static_cast<unsigned int>((static_cast<unsigned long long>(a) * b) >> 32);
 }
 
+/// Both halves of a product; a type may have its own.
+template <class U>
+FLASHTILE_VARIANT_INLINE void mul_wide(const U& a, const U& b, U& high, U& low) {
+  high = mul_hi(a, b);
+  low = mul_lo(a, b);
+}
+
 /// Seven rounds on a counter, in place. `Make(word)` gives a U with that word in every lane.
 template <class U, class Make>
 FLASHTILE_VARIANT_INLINE void philox4x32_7(U (&counter)[4], PhiloxKey key, Make make) {
   for (int round = 0; round < 7; ++round) {
     const U multiplier0 = make(0xD2511F53u);
     const U multiplier1 = make(0xCD9E8D57u);
-    const U high0 = mul_hi(multiplier0, counter[0]);
-    const U low0 = mul_lo(multiplier0, counter[0]);
-    const U high1 = mul_hi(multiplier1, counter[2]);
-    const U low1 = mul_lo(multiplier1, counter[2]);
+    U high0, low0, high1, low1;
+    mul_wide(multiplier0, counter[0], high0, low0);
+    mul_wide(multiplier1, counter[2], high1, low1);
     counter[0] = high1 ^ counter[1] ^ make(key.low);
     counter[1] = low1;
     counter[2] = high0 ^ counter[3] ^ make(key.high);

@@ -50,8 +50,8 @@ constexpr const char* kProblems[] = {
     "rwkv7_bwd:b1:hq2:t97:d70:dv33:initial_state:dfinal_state",
     "iplr_delta_rule_bwd:b1:hq2:t70:d24:dv40",
     "gsa_fwd:b2:hq2:t70:d20:dv24:m130:bf16",
-    "gsa_bwd:b1:hq4:hkv2:t97:d33:dv70:m40:initial_state_k:initial_state_v:dfinal_state_k:dfinal_"
-    "state_v",
+    ("gsa_bwd:b1:hq4:hkv2:t97:d33:dv70:m40:initial_state_k:initial_state_v:dfinal_state_k:"
+     "dfinal_state_v"),
     "gsa_bwd:hq2:d20:dv24:m70:cu_seqlens={0,40,40,141}",
     "gated_delta_rule_step:b2:hq2:hv4:d64:dv150:lines5:state_slots={3,0}:qk_l2norm",
     "mlstm_exp_step:b3:hq4:hkv2:d40:dv300",

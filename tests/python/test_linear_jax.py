@@ -12,6 +12,13 @@ import flashtile.jax.linear as linear  # noqa: E402
 from flashtile._linear import operators  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    """Also where JAX has a GPU: linear attention has kernels on CPUs."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 @pytest.mark.parametrize("path", linear_cases.PATHS, ids=lambda path: path.stem)
 def test_golden(path):
     case = linear_cases.Case(path)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 
 #include "cuda/jit/kernel.hpp"
 #include "cuda/launch/attention_params.hpp"
@@ -86,19 +87,26 @@ int lower_of(const AttentionProblem& problem) {
       std::clamp(std::clamp(offset, -2 * kFar, kFar) - std::min(left, 4 * kFar), -kFar, kFar - 1));
 }
 
-/// log2(e) softcap tanh(a softmax_scale / softcap) as a polynomial in the product a: relative error
-/// 2.2e-6 up to 0.6 of the cap.
-void set_cap_line(const AttentionProblem& problem, device::Sm90ForwardParams& params) {
-  constexpr double kLimit = 0.6;
-  constexpr double kLine[] = {0.99999785, -0.33314039, 0.13057856, -0.04092942};
+/// log2(e) softcap tanh(a softmax_scale / softcap) as polynomials in the product a: relative error
+/// 2.2e-6 up to 0.6 of the cap, and 6.4e-5 up to a quarter of it.
+void set_cap_lines(const AttentionProblem& problem, device::Sm90ForwardParams& params) {
   constexpr double kLargest = 3e38;
   const double factor = problem.softmax_scale / *problem.softcap;
-  double power = *problem.softcap * kLog2e * factor;
-  for (int i = 0; i < 4; ++i) {
-    params.cap_line[i] = static_cast<float>(std::clamp(kLine[i] * power, -kLargest, kLargest));
-    power *= factor * factor;
-  }
-  params.small_products = static_cast<float>(std::min(std::pow(kLimit / factor, 4), kLargest));
+  const auto set_line = [&](auto& line, std::initializer_list<double> coefficients) {
+    double power = *problem.softcap * kLog2e * factor;
+    float* next = line;
+    for (const double coefficient : coefficients) {
+      *next++ = static_cast<float>(std::clamp(coefficient * power, -kLargest, kLargest));
+      power *= factor * factor;
+    }
+  };
+  const auto fourth_power = [&](double limit) {
+    return static_cast<float>(std::min(std::pow(limit / factor, 4), kLargest));
+  };
+  set_line(params.cap_line, {0.99999785, -0.33314039, 0.13057856, -0.04092942});
+  params.small_products = fourth_power(0.6);
+  set_line(params.short_cap_line, {0.99993729, -0.32520561});
+  params.tiny_products = fourth_power(0.25);
 }
 
 device::Sm90ForwardParams forward_params(const AttentionProblem& problem,
@@ -129,7 +137,7 @@ device::Sm90ForwardParams forward_params(const AttentionProblem& problem,
       static_cast<int>(std::clamp<int64_t>(problem.attention_chunk.value_or(1), 1, kFar - 1));
   const double natural = problem.softcap.value_or(problem.softmax_scale);
   params.scale = static_cast<float>(natural * kLog2e);
-  if (problem.softcap) set_cap_line(problem, params);
+  if (problem.softcap) set_cap_lines(problem, params);
   return params;
 }
 

@@ -81,9 +81,9 @@ bool has_pairs_of_bias(const AttentionProblem& problem) {
 }
 
 /// Some number near the largest logit of a row has to be subtracted. One that stays serves bf16 as
-/// long as later logits are not far from the first ones; of those that options make, nobody knows.
+/// long as later logits are not far from the first ones.
 Sm90Reference choose_reference(const AttentionProblem& problem, const ScoreFlags& flags) {
-  if (problem.dtype != DType::kBF16 || is_general(flags)) return Sm90Reference::kMaximum;
+  if (problem.dtype != DType::kBF16) return Sm90Reference::kMaximum;
   // With ALiBi logits fall where keys go away from the query, and rise before that.
   const bool is_causal = problem.window_right == 0;
   if (flags.has_alibi && (!is_causal || problem.wants_max_logit)) return Sm90Reference::kMaximum;
@@ -199,25 +199,34 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   tiling.reference = choose_reference(problem, flags);
   const bool follows = tiling.reference == Sm90Reference::kMaximum;
   // Registers for more than an exponential of each score.
+  const bool knows_sequences = needs_sequence(flags, problem) && has_own_lengths(problem);
   const bool is_heavy = is_general(flags) || flags.has_softcap || problem.dropout.is_on ||
-                        (flags.has_alibi && problem.wants_max_logit) ||
-                        (needs_sequence(flags, problem) && has_own_lengths(problem));
+                        (flags.has_alibi && problem.wants_max_logit) || knows_sequences;
   const bool is_bare = !flags.has_options && !flags.has_block_map();
   const bool finds_pages = problem.page_size > 0;
+  // A cap, or what is general, alone: larger blocks fit, whose products hide it better.
+  const bool is_one_option = flags.has_softcap != is_general(flags) && !flags.has_alibi &&
+                             !problem.dropout.is_on && !problem.wants_max_logit &&
+                             !knows_sequences && !finds_pages && !follows;
   if (largest <= 64) {
     const bool has_room = !finds_pages && !is_heavy;
-    shape.num_warpgroups = is_short && has_room ? 4 : 3;
-    shape.block_n = is_short || !has_room ? 64 : 128;
+    const bool has_bias = flags.bias != DType::kNone;
+    const bool is_wide = !is_short && (has_room || (is_one_option && !has_bias));
+    shape.num_warpgroups = is_short && has_room ? 4 : is_wide && is_heavy ? 2 : 3;
+    shape.block_n = is_wide ? 128 : 64;
     shape.num_stages = shape.block_n == 64 ? 4 : 2;
     const bool copies_more = finds_pages || (is_heavy && has_own_lengths(problem));
     tiling.copy_registers = copies_more ? 56 : 32;
-    tiling.compute_registers = copies_more ? 152 : shape.num_warpgroups == 4 ? 112 : 160;
+    const int of_warpgroups[] = {0, 0, copies_more ? 224 : 232, copies_more ? 152 : 160, 112};
+    tiling.compute_registers = of_warpgroups[shape.num_warpgroups];
     return tiling;
   }
   tiling.copy_registers = finds_pages ? 56 : 40;
   tiling.compute_registers = finds_pages ? 224 : 232;
   if (largest <= 128) {
-    if (is_heavy && flags.has_options) shape.block_n = 64;
+    if (is_heavy && flags.has_options) {
+      shape.block_n = is_one_option ? 96 : 64;
+    }
     tiling.query_in_registers = !is_heavy;
     tiling.holds_back = !follows && !is_heavy;
     // Few keys give their values exactly, which takes weights of 1.

@@ -105,7 +105,8 @@ std::string values_function(const AttentionProblem& problem, const std::string& 
   }
   return expression_function(
       problem, "auto " + name + "(const Params& user, const Pair& pair)",
-      statements + "struct Values { " + members + "};\nreturn Values{" + list + "};\n");
+      statements + "struct Values { " + members + "};\nreturn Values{" + list + "};\n",
+      /*knows_inside=*/true);
 }
 
 /// The mask in parts: what it takes from a query, from a key, and what it makes of both.
@@ -113,11 +114,10 @@ std::string split_mask_functions(const AttentionProblem& problem, const Expr& ma
   const variant::SplitText text = variant::print_split(mask);
   return values_function(problem, "mask_row", text.row, text.row_values) +
          values_function(problem, "mask_column", text.column, text.column_values) +
-         "  template <class Row, class Column>\n" +
          expression_function(problem,
-                             "Bool mask_pair(const Params& user, const Pair& pair, const Row& row, "
-                             "const Column& column)",
-                             text.pair);
+                             "Bool mask_pair(const Params& user, const Pair& pair, "
+                             "const auto& row, const auto& column)",
+                             text.pair, /*knows_inside=*/true);
 }
 
 /// The mask over a block of pairs (score/ranges.cuh): the same statements, other types.
@@ -220,7 +220,9 @@ std::string user_expressions_text(const AttentionProblem& problem, const std::st
   text += flag("kHasLower", !mask.lower.empty());
   text += flag("kHasUpper", !mask.upper.empty());
   const bool is_linear = reads_linearly(problem.user_score);
+  const bool is_mask_linear = reads_linearly(mask.rest);
   text += flag("kIsScoreLinear", is_linear);
+  text += flag("kIsMaskLinear", is_mask_linear);
   text += flag("kAddsToScore", adds_to_score(problem.user_score));
   const std::string arguments = "(const Params& user, const Pair& pair";
   if (!problem.user_score.empty()) {
@@ -236,6 +238,10 @@ std::string user_expressions_text(const AttentionProblem& problem, const std::st
     text += expression_function(problem, "Bool mask" + arguments + ")",
                                 print(mask.rest, variant::PrintStyle::kDevice));
     text += split_mask_functions(problem, mask.rest) + mask_range_function(problem, mask.rest);
+  }
+  if (is_mask_linear) {
+    text += expression_function(problem, "Bool mask_is_inside" + arguments + ")",
+                                inside_statements(mask.rest));
   }
   if (!mask.lower.empty()) {
     text += expression_function(problem, "Int lower" + arguments + ")",

@@ -23,6 +23,7 @@ template <Sm90Reference kReference>
 struct RowSoftmax {
   static constexpr float kSlack = 8.0f;
   static constexpr float kLargestSum = 1.2676506e30f;    // 2^100
+  static constexpr float kGrownSum = 1.0995116e12f;      // 2^40
   static constexpr float kSmallestSum = 8.2718061e-25f;  // 2^-80
 
   float reference[2];
@@ -47,9 +48,15 @@ struct RowSoftmax {
     }
   }
 
-  /// True when every row of the warp has seen a key in a block that references follow.
-  FLASHTILE_DEVICE bool is_settled() const {
-    return all_lanes(reference[0] != -infinity() && reference[1] != -infinity());
+  /// True when every row of the warp has a reference above `floor`, and sums that are far from
+  /// overflow: blocks that references do not follow may come.
+  FLASHTILE_DEVICE bool is_settled(float floor) const {
+    bool is_settled = true;
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      is_settled = is_settled && reference[half] > floor && sum[half] < kGrownSum;
+    }
+    return all_lanes(is_settled);
   }
 
   /// True when a reference of the warp, times a scale, may overflow.
@@ -122,16 +129,29 @@ struct RowSoftmax {
     }
   }
 
-  /// The same for products of which logits in log2 units are a polynomial (cap_factor).
+  /// The same for products of which logits in log2 units are a polynomial of two coefficients. It
+  /// holds where the fourth powers of a row's products add up to at most `limit`; otherwise the
+  /// row's sum becomes infinite, and its tile is worked out again.
   template <int kCount>
-  FLASHTILE_DEVICE void weigh_capped(float (&products)[kCount], const float (&line)[4]) {
+  FLASHTILE_DEVICE void weigh_tiny(float (&products)[kCount], const float (&line)[2], float limit) {
+    float shift[2];
+    float fourth_powers[2] = {};
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      shift[half] = reference[half] == -infinity() ? 0.0f : -reference[half];
+    }
     FLASHTILE_UNROLL
     for (int i = 0; i < kCount; ++i) {
       const int half = i / 2 % 2;
-      const float shift = reference[half] == -infinity() ? 0.0f : -reference[half];
-      products[i] =
-          exp2_approx(fused_multiply_add(products[i], cap_factor(products[i], line), shift));
+      const float square = products[i] * products[i];
+      fourth_powers[half] = fused_multiply_add(square, square, fourth_powers[half]);
+      const float factor = fused_multiply_add(line[1], square, line[0]);
+      products[i] = exp2_approx(fused_multiply_add(products[i], factor, shift[half]));
       sum[half] += products[i];
+    }
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (!(fourth_powers[half] <= limit)) sum[half] = infinity();
     }
   }
 

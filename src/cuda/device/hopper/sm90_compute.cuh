@@ -24,13 +24,18 @@ struct Sm90Compute {
   static constexpr int kHeadDim = Config::kHeadDim;
   static constexpr int kHeadDimV = Config::kHeadDimV;
   static constexpr bool kFollows = Config::kReference == Sm90Reference::kMaximum;
-  /// Nothing happens between the cap and the exponentials of a plain block.
-  static constexpr bool kIsCappedOnly =
-      Scores::Kind::kIsCapped && !Scores::Kind::kIsTilted && !Config::kWantsMaxLogit;
+  /// Where nothing happens between a cap and the exponentials of a plain block: tiles whose first
+  /// products are tiny are taken to have only such ones, until a sum shows that they have not.
+  static constexpr bool kTrustsTinyProducts =
+      Scores::Kind::kIsCapped && !Scores::Kind::kIsTilted && !Config::kWantsMaxLogit && !kFollows;
   /// Blocks without masks need no reference that follows: a loop of their own, where they are known
   /// before their keys are there and the text is short.
-  static constexpr bool kHasPlainLoop =
-      !kFollows && !Config::kIsMapped && !Scores::Kind::kIsCapped && !Config::kHasDropout;
+  static constexpr bool kHasPlainLoop = !kFollows && !Config::kIsMapped && !Config::kHasDropout &&
+                                        !Scores::Kind::kIsCapped && !Scores::Kind::kIsGeneral;
+  /// Rows may not have seen a key behind a tile's first block, or logits may go far from its own.
+  static constexpr bool kAsksSettled = Config::kIsMapped || Scores::Kind::kIsGeneral;
+  /// Natural logits below which nobody means a score, but a mask.
+  static constexpr float kMaskedLogit = -1000.0f;
   /// Below a diagonal the last blocks of a tile hold nothing for its first rows.
   static constexpr bool kPassesOver = Config::kHasDiagonal && !Config::kHasChunk &&
                                       !Config::kIsMapped &&
@@ -63,7 +68,8 @@ struct Sm90Compute {
   float acc[kHeadDimV / 2];
   uint32 weights[kBlockN / 4];
   uint32 held[Config::kQueryInRegisters ? kHeadDim / 4 : 1];
-  int adds = 0;  ///< 0: the next values are the first of a tile
+  int adds = 0;          ///< 0: the next values are the first of a tile
+  bool is_tiny = false;  ///< kTrustsTinyProducts: products of the tile
   Softmax softmax;
 
   FLASHTILE_DEVICE Sm90Compute(const Sm90ForwardParams& p,
@@ -284,11 +290,11 @@ struct Sm90Compute {
   FLASHTILE_DEVICE bool prepare(float (&factors)[2]) {
     if constexpr (Scores::Kind::kIsTilted) rules.level(scores, tile, n_block);
     if (!is_plain()) mask();
-    if constexpr (Scores::kHidesPairs || Config::kBias != Element::kNone) {
-      const bool asks_bias = Config::kBias != Element::kNone && tile.kind == kTileToRedo;
-      if ((Scores::kHidesPairs && cover == Cover::kPart) || asks_bias) {
-        rules.hide_pairs(scores, tile, n_block, asks_bias);
-      }
+    if constexpr (Scores::kHidesPairs) {
+      if (cover == Cover::kPart) rules.hide_unseen(scores);
+    }
+    if constexpr (Config::kBias != Element::kNone) {
+      if (tile.kind == kTileToRedo) rules.hide_biased(scores, tile, n_block);
     }
     if constexpr (Config::kWantsMaxLogit) softmax.track_largest(scores);
     const bool follows = Config::kReference != Sm90Reference::kZero || tile.kind == kTileToRedo;
@@ -301,11 +307,23 @@ struct Sm90Compute {
   FLASHTILE_DEVICE bool weigh(bool is_first, float (&factors)[2]) {
     bool has_moved = false;
     if constexpr (Scores::Kind::kIsGeneral) rules.make_logits(scores, tile, n_block);
-    bool is_small = false;
-    if constexpr (Scores::Kind::kIsCapped) is_small = rules.are_small(scores);
     bool is_careful = kIsCareful;
     if constexpr (kIsCareful && !kFollows && !kHasPlainLoop) {
-      is_careful = is_first || !is_plain() || (Config::kIsMapped && !softmax.is_settled());
+      const float floor = Scores::Kind::kIsGeneral ? kMaskedLogit : -infinity();
+      is_careful = is_first || !is_plain() || (kAsksSettled && !softmax.is_settled(floor));
+    }
+    if constexpr (kTrustsTinyProducts) {
+      if (is_tiny && !is_careful) {
+        softmax.weigh_tiny(scores, params.short_cap_line, params.tiny_products);
+        return false;
+      }
+      is_careful = true;
+    }
+    bool is_small = false;
+    if constexpr (Scores::Kind::kIsCapped) {
+      const float powers = rules.fourth_powers(scores);
+      is_small = all_lanes(powers <= params.small_products);
+      if (is_first) is_tiny = all_lanes(powers <= params.tiny_products);
     }
     if (is_careful) {
       if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
@@ -317,8 +335,6 @@ struct Sm90Compute {
         softmax.weigh(scores, logit_scale(),
                       Config::kReference != Sm90Reference::kZero || is_redone);
       }
-    } else if (kIsCappedOnly && is_small) {
-      softmax.weigh_capped(scores, params.cap_line);
     } else {
       if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
       if constexpr (Config::kWantsMaxLogit) softmax.track_largest(scores);
@@ -370,7 +386,7 @@ struct Sm90Compute {
     }
     pass_turn();
     start_block();
-    rules.work_ahead(tile, n_block);
+    rules.work_ahead(tile, n_block, cover);
     // A half of kept bits is all or nothing.
     if constexpr (Config::kHasDropout) {
       const uint32 halves = rules.kept[kBlockN / 4 - 1];
@@ -539,8 +555,8 @@ struct Sm90Compute {
     for (int half = 0; half < 2; ++half) {
       if constexpr (Config::kCanFail) {
         // A reference that follows, or does so up to the first key that a row sees, is one.
-        const bool sees_keys = !kFollows && !Config::kIsMapped &&
-                               keys.end(row + half * 8) > keys.begin(row + half * 8);
+        const bool sees_keys =
+            !kFollows && !kAsksSettled && keys.end(row + half * 8) > keys.begin(row + half * 8);
         is_good = is_good && rows.is_in_range(half, sees_keys);
       }
       float base =

@@ -35,6 +35,7 @@ struct Sm90Scores {
   float lane_distance;  ///< distance_of, in a tile and a block that begin at 0
   float terms[kHasTerms ? kBlockN / 2 : 1];
   uint32 kept[Config::kHasDropout ? kBlockN / 4 : 1];  ///< bits of packed weights
+  uint32 seen[2] = {};  ///< a bit of each column, for both rows, of a block that masks cut
 
   FLASHTILE_DEVICE Sm90Scores(const Sm90ForwardParams& p, const UserParams& u)
       : params(p), user(u) {
@@ -137,16 +138,16 @@ struct Sm90Scores {
     });
   }
 
-  /// Whether all products of the warp are so small that a polynomial caps them: special functions
-  /// are what the kernel waits for. A sum of powers takes half of a maximum's time.
-  FLASHTILE_DEVICE bool are_small(const Scores& products) const {
+  /// Tells whether products are so small that a polynomial caps them: special functions are what
+  /// the kernel waits for. A sum of powers takes half of a maximum's time.
+  FLASHTILE_DEVICE static float fourth_powers(const Scores& products) {
     float sums[2] = {};
     FLASHTILE_UNROLL
     for (int i = 0; i < kBlockN / 2; ++i) {
       const float square = products[i] * products[i];
       sums[i % 2] = fused_multiply_add(square, square, sums[i % 2]);
     }
-    return all_lanes(sums[0] + sums[1] <= params.small_products);
+    return sums[0] + sums[1];
   }
   /// Products become capped logits in log2 units.
   FLASHTILE_DEVICE void cap(Scores& scores, bool is_small) const {
@@ -155,9 +156,15 @@ struct Sm90Scores {
       for (int i = 0; i < kBlockN / 2; ++i) scores[i] *= cap_factor(scores[i], params.cap_line);
     } else {
       const float factor = params.call.softmax_scale * params.call.inverse_softcap;
+      // Some at a time: registers are dear.
+      constexpr int kAtOnce = 8;
       FLASHTILE_UNROLL
-      for (int i = 0; i < kBlockN / 2; ++i) {
-        scores[i] = params.scale * ScoreRules<Config>::squash(scores[i] * factor);
+      for (int first = 0; first < kBlockN / 2; first += kAtOnce) {
+        FLASHTILE_UNROLL
+        for (int i = first; i < first + kAtOnce; ++i) {
+          scores[i] = params.scale * ScoreRules<Config>::squash(scores[i] * factor);
+        }
+        pin(reinterpret_cast<float(&)[kAtOnce]>(scores[first]));
       }
     }
   }
@@ -169,38 +176,93 @@ struct Sm90Scores {
     });
   }
 
-  /// What masks other than by position hide. Pairs are asked in a loop, which takes few registers
-  /// and little text, and leaves a bit of each. `asks_bias`: and what a bias of -inf hides, which
-  /// does so by itself where the score is a number.
-  FLASHTILE_DEVICE void hide_pairs(Scores& scores, const Sm90Tile& tile, int n_block,
-                                   bool asks_bias) const {
-    uint32 kept[2] = {};
+  /// Which pairs masks other than by position leave of a block that they cut.
+  FLASHTILE_DEVICE void find_seen(const Sm90Tile& tile, int n_block) {
     with_rules(tile, [&](const ScoreRules<Config>& rules) {
-      const Rows rows = rows_of(tile);
-      const int row = warp_row() + lane_idx() / 4;
-      const int q_idx[2] = {rows.q_idx(row), rows.q_idx(row + 8)};
-      const int first_key = n_block * kBlockN + lane_idx() % 4 * 2;
-      FLASHTILE_NO_UNROLL
-      for (int n = 0; n < kBlockN / 8; ++n) {
-        FLASHTILE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          const int column = n * 2 + i / 2;
-          const int key = first_key + n * 8 + i / 2;
-          bool is_kept = rules.is_kept(tile.head, q_idx[i % 2], key);
-          if constexpr (Config::kBias != Element::kNone) {
-            if (asks_bias) {
-              is_kept = is_kept && rules.bias_at(tile.head, q_idx[i % 2], key) != -infinity();
-            }
+      if constexpr (Expressions::kIsMaskLinear) {
+        const Rows rows = rows_of(tile);
+        const int first_key = n_block * kBlockN;
+        const bool is_inside = holds_at_corners(
+            rules, tile.head, rows.q_idx(warp_row()), rows.q_idx(warp_row() + 15), first_key,
+            first_key + kBlockN - 1,
+            [&](const Pair& corner) { return Expressions::mask_is_inside(user, corner); });
+        if (is_inside) return ask_pairs<true>(rules, tile, n_block);
+      }
+      ask_pairs<false>(rules, tile, n_block);
+    });
+  }
+
+  /// A bit of each of a lane's pairs, for each row. Some columns at a time, whose reads are under
+  /// way together: few registers and little text. What a user's mask takes from a query is read
+  /// once, what it takes from a key once for both rows. kIsInside: all that is read is there.
+  template <bool kIsInside>
+  FLASHTILE_DEVICE void ask_pairs(const ScoreRules<Config>& rules, const Sm90Tile& tile,
+                                  int n_block) {
+    const Rows rows = rows_of(tile);
+    const int row = warp_row() + lane_idx() / 4;
+    const int q_idx[2] = {rows.q_idx(row), rows.q_idx(row + 8)};
+    const int first_key = n_block * kBlockN + lane_idx() % 4 * 2;
+    const auto of_row = [&](int half) {
+      if constexpr (Expressions::kHasMask) {
+        return Expressions::template mask_row<kIsInside>(
+            user, rules.pair(tile.head, q_idx[half], first_key));
+      } else {
+        return 0;
+      }
+    };
+    const decltype(of_row(0)) of_rows[2] = {of_row(0), of_row(1)};
+    seen[0] = seen[1] = 0;
+    constexpr int kAtOnce = 8;
+    FLASHTILE_NO_UNROLL
+    for (int first = 0; first < kBlockN / 4; first += kAtOnce) {
+      uint32 bits[2] = {};
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int base = first_key + first * 4;
+        const int step = i / 2 * 8 + i % 2;
+        bool is_kept[2] = {true, true};
+        if constexpr (Expressions::kHasMask) {
+          const auto pair_of = [&](int half) {
+            Pair pair = rules.pair(tile.head, q_idx[half], kIsInside ? base : base + step);
+            if constexpr (kIsInside) pair.k_step = step;
+            return pair;
+          };
+          const auto of_column = Expressions::template mask_column<kIsInside>(user, pair_of(0));
+          FLASHTILE_UNROLL
+          for (int half = 0; half < 2; ++half) {
+            is_kept[half] = Expressions::template mask_pair<kIsInside>(user, pair_of(half),
+                                                                       of_rows[half], of_column);
           }
-          kept[i % 2] |= static_cast<uint32>(is_kept) << column;
+        }
+        FLASHTILE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          if constexpr (Config::kHasBlockList) {
+            is_kept[half] = is_kept[half] & rules.is_listed(tile.head, q_idx[half], base + step);
+          }
+          bits[half] |= static_cast<uint32>(is_kept[half]) << i;
         }
       }
-    });
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) seen[half] |= bits[half] << first;
+    }
+  }
+
+  /// Of find_seen.
+  FLASHTILE_DEVICE void hide_unseen(Scores& scores) const {
     FLASHTILE_UNROLL
     for (int i = 0; i < kBlockN / 2; ++i) {
       const uint32 bit = 1u << (i / 4 * 2 + i % 2);
-      if ((kept[i / 2 % 2] & bit) == 0) scores[i] = -infinity();
+      if ((seen[i / 2 % 2] & bit) == 0) scores[i] = -infinity();
     }
+  }
+
+  /// What a bias of -inf hides does so by itself where the score is a number. Here whatever it is:
+  /// of tiles whose results were not finite.
+  FLASHTILE_DEVICE void hide_biased(Scores& scores, const Sm90Tile& tile, int n_block) const {
+    with_rules(tile, [&](const ScoreRules<Config>& rules) {
+      mask_biased<Config, 1, kBlockN>(tile_of(scores), rules, rows_of(tile), warp_row(),
+                                      n_block * kBlockN);
+    });
   }
 
   /// Whether some row of the tile sees a key.
@@ -222,9 +284,13 @@ struct Sm90Scores {
     });
   }
 
-  /// What does not depend on products: terms of logits, and which weights dropout keeps. While the
-  /// products are under way.
-  FLASHTILE_DEVICE void work_ahead(const Sm90Tile& tile, int n_block) {
+  /// What does not depend on products: terms of logits, which pairs masks leave, and which weights
+  /// dropout keeps. While the products are under way.
+  FLASHTILE_DEVICE void work_ahead(const Sm90Tile& tile, int n_block, Cover cover) {
+    if constexpr (kHidesPairs) {
+      if (cover == Cover::kPart) find_seen(tile, n_block);
+      pin(seen);
+    }
     if constexpr (kHasTerms) {
       change_scores(terms, tile, n_block);
       pin(terms);

@@ -35,11 +35,15 @@ struct BlockMap {
     bool has_hidden = false;
     int range_begin = 0;
     int range_end = 0;
+    // Rows that lie far apart differ most.
+    constexpr int kDistance = Config::kBlockM / kRowsAtOnce;
+    constexpr int kStepsAtOnce = kWarpSize / kRowsAtOnce;
     FLASHTILE_NO_UNROLL
-    for (int first = 0; first < Config::kBlockM && rows.is_there(first); first += kRowsAtOnce) {
+    for (int step = 0; step < kDistance; ++step) {
       // Each lane works out what one of the next rows sees by position.
-      if (first % kWarpSize == 0) {
-        const variant::KeyRange range = rules.position.keys(rows.q_idx(first + lane_idx()));
+      if (step % kStepsAtOnce == 0) {
+        const int row = lane_idx() % kRowsAtOnce * kDistance + step + lane_idx() / kRowsAtOnce;
+        const variant::KeyRange range = rules.position.keys(rows.q_idx(row));
         range_begin = static_cast<int>(clamp<int64>(range.begin, 0, rules.sequence.seqlen_k));
         range_end = static_cast<int>(clamp<int64>(range.end, 0, rules.sequence.seqlen_k));
       }
@@ -50,10 +54,11 @@ struct BlockMap {
         FLASHTILE_UNROLL
         for (int i = 0; i < kRowsAtOnce; ++i) {
           // Rows that are not there repeat the last one.
-          const int row = (first + i) % kWarpSize;
+          const int row = i * kDistance + step;
+          const int lane = step % kStepsAtOnce * kRowsAtOnce + i;
           const bool is_known =
-              is_own & (key >= shuffle(range_begin, row)) & (key < shuffle(range_end, row));
-          const bool is_kept = rules.is_kept(rows.head_of(first + i), rows.q_idx(first + i), key);
+              is_own & (key >= shuffle(range_begin, lane)) & (key < shuffle(range_end, lane));
+          const bool is_kept = rules.is_kept(rows.head_of(row), rows.q_idx(row), key);
           has_seen = has_seen | (is_known & is_kept);
           has_hidden = has_hidden | (is_known & !is_kept);
         }
@@ -72,18 +77,10 @@ struct BlockMap {
     const int last_key = first_key + Config::kBlockN - 1;
     const int head = rows.head;
     const int last_head = Config::kPackHeads ? head + params.group_size - 1 : head;
-    expression::PairRange pairs;
-    pairs.batch = expression::IntRange(sequence.batch_idx);
-    pairs.head = {head, last_head};
-    pairs.head_kv = expression::IntRange(head / params.group_size);
-    pairs.q_idx = {rows.q_idx(0), rows.q_idx(Config::kBlockM - 1)};
-    pairs.k_idx = {first_key < blocks.key_begin ? blocks.key_begin : first_key,
-                   last_key < blocks.key_end ? last_key : blocks.key_end - 1};
-    pairs.seqlen_q = expression::IntRange(sequence.seqlen_q);
-    pairs.seqlen_k = expression::IntRange(sequence.seqlen_k);
-    pairs.query_offset = expression::IntRange(sequence.query_offset);
-    pairs.leftpad = expression::IntRange(sequence.leftpad);
-    return pairs;
+    return expression::pair_range(sequence, {head, last_head}, params.group_size,
+                                  {rows.q_idx(0), rows.q_idx(Config::kBlockM - 1)},
+                                  {first_key < blocks.key_begin ? blocks.key_begin : first_key,
+                                   last_key < blocks.key_end ? last_key : blocks.key_end - 1});
   }
 
   FLASHTILE_DEVICE Cover find_cover(int map_batch, int map_head, int m_block, int n_block) const {

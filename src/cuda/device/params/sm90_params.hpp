@@ -45,6 +45,9 @@ struct Sm90ForwardParams {
   /// fourth powers add up to at most `small_products`.
   float cap_line[4] = {};
   float small_products = 0;
+  /// The same by two coefficients, to what bf16 weights tell apart.
+  float short_cap_line[2] = {};
+  float tiny_products = 0;
 };
 
 /// The shape of a CTA: a warpgroup that copies and `num_warpgroups` that compute 64 rows each.

@@ -98,6 +98,13 @@ FLASHTILE_DEVICE float remainder_of(float x, float y) { return fmodf(x, y); }
 /// The high 32 bits of the product.
 FLASHTILE_DEVICE uint32 multiply_high(uint32 a, uint32 b) { return __umulhi(a, b); }
 
+/// Both halves of the product, by one instruction.
+FLASHTILE_DEVICE void multiply_wide(uint32 a, uint32 b, uint32& high, uint32& low) {
+  asm("{\n .reg .u64 product;\n mul.wide.u32 product, %2, %3;\n mov.b64 {%1, %0}, product;\n}"
+      : "=r"(high), "=r"(low)
+      : "r"(a), "r"(b));
+}
+
 /// All bits of each half as its highest one.
 FLASHTILE_DEVICE uint32 spread_signs(uint32 halves) {
   uint32 y;

@@ -55,6 +55,9 @@ template <class T>
 FLASHTILE_DEVICE T shuffle(T value, int lane) {
   return __shfl_sync(kAllLanes, value, lane);
 }
+/// The least and the largest of all lanes.
+FLASHTILE_DEVICE int least_of_lanes(int value) { return __reduce_min_sync(kAllLanes, value); }
+FLASHTILE_DEVICE int largest_of_lanes(int value) { return __reduce_max_sync(kAllLanes, value); }
 FLASHTILE_DEVICE bool any_lane(bool value) { return __any_sync(kAllLanes, value) != 0; }
 FLASHTILE_DEVICE bool all_lanes(bool value) { return __all_sync(kAllLanes, value) != 0; }
 

@@ -24,17 +24,26 @@ FLASHTILE_DEVICE decltype(auto) dropout_of(const DropoutParam& dropout) {
   }
 }
 
+/// A word of the generator's counter.
+struct PhiloxWord {
+  uint32 bits;
+};
+FLASHTILE_DEVICE PhiloxWord operator^(PhiloxWord a, PhiloxWord b) { return {a.bits ^ b.bits}; }
+/// One instruction for both halves: the compiler makes two of a product's halves.
+FLASHTILE_DEVICE void mul_wide(PhiloxWord a, PhiloxWord b, PhiloxWord& high, PhiloxWord& low) {
+  multiply_wide(a.bits, b.bits, high.bits, low.bits);
+}
+
 /// The words for columns 8n + 2t and 8n + 2t + 1 (low and high half), n < 4, of keys first_key +
 /// ...
 FLASHTILE_DEVICE void dropout_words(uint32 (&words)[4], const DropoutParam& dropout,
                                     uint32 batch_head, uint32 q_idx, uint32 first_key, uint32 t) {
-  words[0] = dropout.offset;
-  words[1] = batch_head;
-  words[2] = q_idx;
-  words[3] = 4 * (first_key / 32) + t;
+  PhiloxWord counter[4] = {{dropout.offset}, {batch_head}, {q_idx}, {4 * (first_key / 32) + t}};
   const variant::PhiloxKey key = {static_cast<uint32>(dropout.seed),
                                   static_cast<uint32>(dropout.seed >> 32)};
-  variant::philox4x32_7(words, key, [](uint32 word) { return word; });
+  variant::philox4x32_7(counter, key, [](uint32 word) { return PhiloxWord{word}; });
+  FLASHTILE_UNROLL
+  for (int i = 0; i < 4; ++i) words[i] = counter[i].bits;
 }
 
 /// All bits of the halves of a word that are kept, none of those that are dropped. A subtraction

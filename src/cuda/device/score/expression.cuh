@@ -180,13 +180,16 @@ FLASHTILE_DEVICE Bool aux_offset(const AuxParam& aux, int dim, Int& offset, Int 
   return aux_offset(aux, dim + 1, offset, rest...) & is_inside;
 }
 
-/// The same where the index is known to lie inside: steps apart, by strides of 32 bits.
+/// The same where the index is known to lie inside: steps apart, by strides of 32 bits; in the last
+/// dimension one element lies behind the other, so that steps of an unrolled loop are constants.
+constexpr int kInsideBytes = 4;
 FLASHTILE_DEVICE void add_offset(const AuxParam&, int, Int&, Int&) {}
 template <class... Rest>
 FLASHTILE_DEVICE void add_offset(const AuxParam& aux, int dim, Int& offset, Int& steps,
                                  SteppedInt index, Rest... rest) {
-  offset += index.base * aux.strides[dim];
-  steps += static_cast<Int>(static_cast<int>(index.step)) * static_cast<int>(aux.strides[dim]);
+  const Int stride = sizeof...(rest) == 0 ? Int(kInsideBytes) : aux.strides[dim];
+  offset += index.base * stride;
+  steps += static_cast<Int>(static_cast<int>(index.step)) * static_cast<int>(stride);
   add_offset(aux, dim + 1, offset, steps, rest...);
 }
 
@@ -218,6 +221,9 @@ template <bool kIsInside, class... Index>
 FLASHTILE_DEVICE Int load_int_aux(const AuxParam& aux, Bool active, Index... index) {
   const char* address;
   const Bool is_there = find_aux<kIsInside>(aux, address, index...) & active;
+  if constexpr (kIsInside) {
+    return static_cast<int>(load_global_if(is_there, reinterpret_cast<const uint32*>(address)));
+  }
   const Bool is_wide = aux.element_bytes == 8;
   const Int wide = load_global_if(is_there & is_wide, reinterpret_cast<const int64*>(address));
   const uint32 narrow =
@@ -225,14 +231,18 @@ FLASHTILE_DEVICE Int load_int_aux(const AuxParam& aux, Bool active, Index... ind
   return is_wide ? wide : static_cast<int>(narrow);
 }
 
-/// Whether an element is in the tensor, and strides have 31 bits.
+/// Whether an element is in the tensor, which has elements of kInsideBytes, contiguous rows, and
+/// strides of 31 bits.
 template <class... Index>
 FLASHTILE_DEVICE Bool is_in_aux(const AuxParam& aux, Index... index) {
   Int offset = 0;
   Bool is_inside = aux_offset(aux, 0, offset, index...);
+  is_inside = is_inside & (aux.element_bytes == kInsideBytes);
   for (int dim = 0; dim < static_cast<int>(sizeof...(index)); ++dim) {
     is_inside = is_inside & (aux.strides[dim] == static_cast<int>(aux.strides[dim]));
   }
+  constexpr int kLast = static_cast<int>(sizeof...(index)) - 1;
+  if constexpr (kLast >= 0) is_inside = is_inside & (aux.strides[kLast] == kInsideBytes);
   return is_inside;
 }
 

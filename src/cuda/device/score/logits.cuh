@@ -100,15 +100,24 @@ FLASHTILE_DEVICE void apply_scores(float (&acc)[kTilesM][kN / 8][4],
   });
 }
 
-/// Whether the user's score reads nothing outside of its tensors for any pair of these. Its indices
-/// are linear in query and key, so that the corners tell; by all lanes.
+/// Whether something holds for all pairs of these: at the corners, and it is linear between them.
+/// By all lanes.
+template <class Config, class Holds>
+FLASHTILE_DEVICE bool holds_at_corners(const ScoreRules<Config>& rules, int head, int first_q_idx,
+                                       int last_q_idx, int first_key, int last_key,
+                                       const Holds& holds) {
+  const int lane = lane_idx();
+  return all_lanes(holds(rules.pair(head, (lane & 1) != 0 ? last_q_idx : first_q_idx,
+                                    (lane & 2) != 0 ? last_key : first_key)));
+}
+
+/// Whether the user's score reads nothing outside of its tensors for any pair of these.
 template <class Config>
 FLASHTILE_DEVICE bool score_reads_inside(const ScoreRules<Config>& rules, int head, int first_q_idx,
                                          int last_q_idx, int first_key, int last_key) {
-  const int lane = lane_idx();
-  const Pair corner = rules.pair(head, (lane & 1) != 0 ? last_q_idx : first_q_idx,
-                                 (lane & 2) != 0 ? last_key : first_key);
-  return all_lanes(Config::Expressions::score_is_inside(rules.user, corner));
+  return holds_at_corners(
+      rules, head, first_q_idx, last_q_idx, first_key, last_key,
+      [&](const Pair& corner) { return Config::Expressions::score_is_inside(rules.user, corner); });
 }
 
 template <class Config, bool kIsSmall, int kTilesM, int kN>
@@ -271,19 +280,20 @@ FLASHTILE_DEVICE void mask_pairs(float (&acc)[kTilesM][kN / 8][4], const ScoreRu
   const auto pair_of = [&](int row, int k_idx) {
     return rules.pair(rows.head_of(row), rows.q_idx(row), k_idx);
   };
-  decltype(Expressions::mask_row(rules.user, pair_of(0, 0))) of_rows[kTilesM][2];
+  decltype(Expressions::template mask_row<false>(rules.user, pair_of(0, 0))) of_rows[kTilesM][2];
   for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
-    of_rows[m][half] = Expressions::mask_row(rules.user, pair_of(row, lane_key));
+    of_rows[m][half] = Expressions::template mask_row<false>(rules.user, pair_of(row, lane_key));
   });
   FLASHTILE_UNROLL
   for (int n = 0; n < kN / 8; ++n) {
     FLASHTILE_UNROLL
     for (int e = 0; e < 2; ++e) {
       const int k_idx = lane_key + n * 8 + e;
-      const auto of_column = Expressions::mask_column(rules.user, pair_of(warp_row, k_idx));
+      const auto of_column =
+          Expressions::template mask_column<false>(rules.user, pair_of(warp_row, k_idx));
       for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
-        const bool is_kept =
-            Expressions::mask_pair(rules.user, pair_of(row, k_idx), of_rows[m][half], of_column);
+        const bool is_kept = Expressions::template mask_pair<false>(rules.user, pair_of(row, k_idx),
+                                                                    of_rows[m][half], of_column);
         if (!is_kept) acc[m][n][half * 2 + e] = -infinity();
       });
     }

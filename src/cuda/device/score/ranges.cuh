@@ -42,6 +42,21 @@ struct PairRange {
   IntRange batch, head, head_kv, q_idx, k_idx, seqlen_q, seqlen_k, query_offset, leftpad;
 };
 
+/// All pairs of some rows and keys of a sequence; the heads are of one group.
+template <class Sequence>
+FLASHTILE_DEVICE PairRange pair_range(const Sequence& sequence, IntRange heads, int group_size,
+                                      IntRange rows, IntRange keys) {
+  return {IntRange(sequence.batch_idx),
+          heads,
+          IntRange(static_cast<int>(heads.low) / group_size),
+          rows,
+          keys,
+          IntRange(sequence.seqlen_q),
+          IntRange(sequence.seqlen_k),
+          IntRange(sequence.query_offset),
+          IntRange(sequence.leftpad)};
+}
+
 FLASHTILE_DEVICE Truth logical_not(Truth a) { return {a.may_fail, a.may_hold}; }
 FLASHTILE_DEVICE Truth logical_and(Truth a, Truth b) {
   return {a.may_hold && b.may_hold, a.may_fail || b.may_fail};
@@ -198,12 +213,29 @@ FLASHTILE_DEVICE IntRange load_int_range(const AuxParam& aux, Index... index) {
   if (!span.is_line) return {};
   Int low = IntRange::kHighest, high = IntRange::kLowest;
   if (span.has_outside || span.count == 0) low = high = 0;
-  for (Int i = lane_idx(); i < span.count; i += kWarpSize) {
-    const char* address = aux.data + span.offset + i * span.stride;
-    const Int value = aux.element_bytes == 8 ? load_global(reinterpret_cast<const Int*>(address))
-                                             : load_global(reinterpret_cast<const int*>(address));
-    low = min(low, value);
-    high = max(high, value);
+  // Some reads are under way together.
+  constexpr int kAtOnce = 4;
+  const Bool is_wide = aux.element_bytes == 8;
+  for (Int first = lane_idx(); first < span.count; first += kAtOnce * kWarpSize) {
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kAtOnce; ++n) {
+      const Int i = first + n * kWarpSize;
+      const char* address = aux.data + span.offset + i * span.stride;
+      const Bool is_there = i < span.count;
+      const Int wide = load_global_if(is_there & is_wide, reinterpret_cast<const Int*>(address));
+      const uint32 narrow =
+          load_global_if(is_there & !is_wide, reinterpret_cast<const uint32*>(address));
+      const Int value = is_wide ? wide : static_cast<int>(narrow);
+      if (is_there) {
+        low = min(low, value);
+        high = max(high, value);
+      }
+    }
+  }
+  if (!is_wide) {
+    constexpr Int kMostOfInt = 0x7fffffff;
+    return {least_of_lanes(static_cast<int>(min(low, kMostOfInt))),
+            largest_of_lanes(static_cast<int>(max(high, -kMostOfInt - 1)))};
   }
   FLASHTILE_UNROLL
   for (int lane_mask = 1; lane_mask < kWarpSize; lane_mask *= 2) {

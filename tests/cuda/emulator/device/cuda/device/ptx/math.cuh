@@ -77,6 +77,10 @@ inline float remainder_of(float x, float y) { return std::fmod(x, y); }
 inline uint32 multiply_high(uint32 a, uint32 b) {
   return static_cast<uint32>((static_cast<uint64>(a) * b) >> 32);
 }
+inline void multiply_wide(uint32 a, uint32 b, uint32& high, uint32& low) {
+  high = multiply_high(a, b);
+  low = a * b;
+}
 
 inline uint32 spread_signs(uint32 halves) {
   return ((halves & 0x8000u) != 0 ? 0xffffu : 0u) | ((halves >> 31) != 0 ? 0xffff0000u : 0u);

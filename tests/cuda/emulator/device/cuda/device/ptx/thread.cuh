@@ -45,6 +45,14 @@ template <class T>
 T shuffle(T value, int lane) {
   return value_of_lane<T>(emulator::exchange(&value, sizeof value), lane);
 }
+inline int least_of_lanes(int value) {
+  for (int lanes = 1; lanes < kWarpSize; lanes *= 2) {
+    const int other = shuffle_xor(value, lanes);
+    value = other < value ? other : value;
+  }
+  return value;
+}
+inline int largest_of_lanes(int value) { return ~least_of_lanes(~value); }
 inline bool any_lane(bool value) {
   const char* slots = emulator::exchange(&value, sizeof value);
   bool any = false;
