@@ -4,9 +4,11 @@
 hidden size 2048, bf16; operations are 4 B H S S D, halved when causal.
 
     bench/gpu/forward.py --library build/gpu/libflashtile.so [--json FILE] [--quick] [--peers ...]
-        [--implementations attention_fwd_sm90 attention_fwd_portable]
+        [--implementations attention_fwd_sm90 attention_fwd_portable] [--points FILE --commit ID]
 
-Prints one line for each problem; --json writes one JSON line for each (problem, implementation).
+Prints one line for each problem; --json writes one JSON line for each (problem, implementation),
+--points one for each problem, with the largest error beside that of a plain implementation in the
+same precision, behind one for the machine.
 A problem is timed only after its result has been compared with the reference in float32.
 """
 
@@ -29,17 +31,35 @@ def inputs(seqlen, dim, dtype, generator):
     return [torch.randn(shape, device="cuda", dtype=dtype, generator=generator) for _ in range(3)]
 
 
-def relative_error(out, q, k, v, causal):
-    """Against float32 attention of one (batch, head), over at most 1024 queries at the end."""
+def plain_attention(q, k, v, causal, dtype):
+    """In a precision, of one (batch, head), for at most 1024 queries at the end."""
     seqlen, dim = q.shape[1], q.shape[3]
     first = max(0, seqlen - 1024)
-    queries, keys, values = (x[-1, :, -1].float() for x in (q, k, v))
+    queries, keys, values = (x[-1, :, -1].to(dtype) for x in (q, k, v))
     scores = queries[first:] @ keys.T / math.sqrt(dim)
     if causal:
         rows = torch.arange(first, seqlen, device="cuda")[:, None]
         scores.masked_fill_(torch.arange(seqlen, device="cuda")[None] > rows, -math.inf)
-    expected = torch.softmax(scores, dim=-1) @ values
-    return ((out[-1, first:, -1].float() - expected).norm() / expected.norm()).item()
+    return (torch.softmax(scores, dim=-1) @ values).float()
+
+
+def errors(out, q, k, v, causal):
+    """Against float32: that of all rows relative to what they are, the largest, and the largest of
+    a plain implementation in the inputs' precision."""
+    expected = plain_attention(q, k, v, causal, torch.float32)
+    difference = out[-1, -len(expected):, -1].float() - expected
+    plain = plain_attention(q, k, v, causal, q.dtype) - expected
+    return ((difference.norm() / expected.norm()).item(), difference.abs().max().item(),
+            plain.abs().max().item())
+
+
+def write_points(path, points, record, rate, commit):
+    with open(path, "w") as file:
+        clocks = sorted(point.pop("run_mhz") for point in points)
+        file.write(json.dumps({"tokens": TOKENS, "hidden": HIDDEN, **record, "commit": commit,
+                               "run_mhz": [clocks[0], clocks[-1]], "cublas_tflops": rate}) + "\n")
+        for point in points:
+            file.write(json.dumps(point) + "\n")
 
 
 def make_call(lib, q, k, v, causal, implementation):
@@ -61,6 +81,8 @@ def main():
     parser.add_argument("--implementations", nargs="*", default=[None],
                         help="by name; the registry's choice where none is given")
     parser.add_argument("--peers", nargs="*", default=["sdpa-fa2", "sdpa-cudnn"])
+    parser.add_argument("--points")
+    parser.add_argument("--commit", help="of what is timed, for --points")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     lib = library.Library(args.library)
@@ -71,7 +93,7 @@ def main():
     rate = operations / timing.interleaved({"gemm": product})["gemm"]["ms"] * 1e-9
     record = timing.device_record()
     print(f"# {record}; matrix product {rate:.0f} TFLOP/s")
-    ratios = []
+    ratios, points = [], []
     seqlens = args.seqlens or ([512, 4096] if args.quick
                                else [512, 1024, 2048, 4096, 8192, 16384])
     for dim in args.dims:
@@ -79,12 +101,13 @@ def main():
             for seqlen in seqlens:
                 q, k, v = inputs(seqlen, dim, dtype, generator)
                 # 256 MB of inputs and results: one set is several times the L2 cache.
-                functions, error = {}, 0.0
+                functions, error, largest, plain = {}, 0.0, 0.0, 0.0
                 for implementation in args.implementations:
                     call, out = make_call(lib, q, k, v, causal, implementation)
                     call.run()
-                    found = relative_error(out, q, k, v, causal)
-                    error = error if found <= error else found  # NaN stays
+                    found, found_largest, plain = errors(out, q, k, v, causal)
+                    if not found <= error:  # NaN stays
+                        error, largest = found, found_largest
                     functions[implementation or "flashtile"] = call.run
                 first = next(iter(functions))
                 for name in args.peers:
@@ -96,6 +119,11 @@ def main():
                         print(f"# {name} d={dim} {seqlen}: {str(fault).splitlines()[0][:80]}")
                 times = timing.interleaved(functions)
                 flops = 4 * TOKENS * seqlen * HIDDEN * (0.5 if causal else 1.0)
+                rates = {name: round(flops / time["ms"] * 1e-9, 1) for name, time in times.items()}
+                points.append({"head_dim": dim, "causal": causal, "seqlen": seqlen,
+                               "tflops": rates[first], "cudnn_tflops": rates.get("sdpa-cudnn"),
+                               "fa2_tflops": rates.get("sdpa-fa2"), "max_err": largest,
+                               "plain_err": plain, "run_mhz": times[first].get("run_mhz", 0)})
                 line = f"d={dim:3d} causal={int(causal)} s={seqlen:6d} err {error:.1e}"
                 for name, time in times.items():
                     tflops = flops / time["ms"] * 1e-9
@@ -112,6 +140,8 @@ def main():
                     ratios.append(ratio)
                     line += f"  x fa2 {ratio:.2f}"
                 print(line, flush=True)
+    if args.points:
+        write_points(args.points, points, record, rate, args.commit)
     if ratios:
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         print(f"# geometric mean over fa2 {mean:.3f}, least {min(ratios):.3f}")
