@@ -20,19 +20,25 @@ import flashtile.jax as fj  # noqa: E402
 import flashtile  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def on_the_cpu():
+    """Also where JAX has a GPU, whose arrays flashtile.attention does not take."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 3e-6), ("bfloat16", 2.5e-2)])
 def test_arrays_on_the_cpu(dtype, tolerance):
-    with jax.default_device(jax.devices("cpu")[0]):
-        q, k, v = (jax.numpy.asarray(x).astype(dtype)
-                   for x in plain.random(1, (2, 33, 4, 16), (2, 40, 2, 16), (2, 40, 2, 16)))
-        out, lse = flashtile.attention(q, k, v, causal=True, return_lse=True)
-        assert isinstance(out, jax.Array) and out.dtype == dtype and lse.dtype == "float32"
-        position, key = plain.positions(33, 40)
-        expected, _ = plain.attention(*(np.asarray(x, np.float64) for x in (q, k, v)),
-                                      seen=key <= position)
-        assert abs(np.asarray(out, np.float64) - expected).max() < tolerance
-        gradients = flashtile.attention_backward(out, q, k, v, out, lse, causal=True)
-        assert all(isinstance(x, jax.Array) for x in gradients.values())
+    q, k, v = (jax.numpy.asarray(x).astype(dtype)
+               for x in plain.random(1, (2, 33, 4, 16), (2, 40, 2, 16), (2, 40, 2, 16)))
+    out, lse = flashtile.attention(q, k, v, causal=True, return_lse=True)
+    assert isinstance(out, jax.Array) and out.dtype == dtype and lse.dtype == "float32"
+    position, key = plain.positions(33, 40)
+    expected, _ = plain.attention(*(np.asarray(x, np.float64) for x in (q, k, v)),
+                                  seen=key <= position)
+    assert abs(np.asarray(out, np.float64) - expected).max() < tolerance
+    gradients = flashtile.attention_backward(out, q, k, v, out, lse, causal=True)
+    assert all(isinstance(x, jax.Array) for x in gradients.values())
 
 
 def test_arrays_that_cannot_be_written():
