@@ -215,7 +215,8 @@ def check_includes(file, paths):
 
 def find_include(from_path, name, paths):
     own_folder = from_path.rsplit("/", 1)[0] + "/"
-    folders = ["include/", "src/", "cli/", "tests/", "tests/cuda/emulator/", own_folder]
+    folders = ["include/", "src/", "cli/", "tests/", "tests/cuda/emulator/", "python/src/",
+               own_folder]
     for folder in folders:
         if folder + name in paths:
             return folder + name

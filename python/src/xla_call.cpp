@@ -15,7 +15,9 @@
 namespace flashtile::python {
 namespace {
 
-constexpr size_t kMemoryAlignment = 256;
+/// More is refused; what a workspace needs beyond it is asked for as size.
+constexpr size_t kMemoryAlignment = 16;
+constexpr size_t kWorkspaceAlignment = 256;
 constexpr std::string_view kSeed = "dropout_seed_tensor";
 
 DType dtype_of(int type) {
@@ -67,9 +69,15 @@ const xla::Buffer& buffer(const xla::Buffers& buffers, int64_t i) {
   return *static_cast<const xla::Buffer*>(buffers.entries[i]);
 }
 
-/// The stream and device of a call on a GPU.
+/// The stream and device of a call on a GPU, and memory for as long as it lasts.
 class GpuCall {
  public:
+  GpuCall(const GpuCall&) = delete;
+  GpuCall& operator=(const GpuCall&) = delete;
+  ~GpuCall() {
+    if (memory_.data != nullptr) frame_.api->memory_free(&memory_);
+  }
+
   explicit GpuCall(const xla::CallFrame& frame) : frame_(frame) {
     xla::StreamGet get{sizeof(get), nullptr, frame.context, nullptr};
     check(frame.api->stream_get(&get), "stream");
@@ -84,10 +92,12 @@ class GpuCall {
   void* stream() const { return stream_; }
   Device device() const { return {DeviceType::kCuda, device_}; }
 
-  void* allocate(size_t bytes) const {
+  /// Once a call.
+  void* allocate(size_t bytes) {
     xla::MemoryAllocate call{sizeof(call), nullptr,          frame_.context,
                              bytes,        kMemoryAlignment, nullptr};
     check(frame_.api->memory_allocate(&call), "memory");
+    memory_ = {sizeof(memory_), nullptr, frame_.context, bytes, call.data};
     return call.data;
   }
 
@@ -99,6 +109,7 @@ class GpuCall {
   const xla::CallFrame& frame_;
   void* stream_ = nullptr;
   int device_ = 0;
+  xla::MemoryFree memory_{};
 };
 
 void set_tensors(OpCall& call, const xla::Buffers& buffers, std::string_view names,
@@ -126,7 +137,7 @@ void set_tensors(OpCall& call, const xla::Buffers& buffers, std::string_view nam
   }
 }
 
-void run(const xla::CallFrame& frame, const GpuCall* gpu) {
+void run(const xla::CallFrame& frame, GpuCall* gpu) {
   const std::string_view name = attribute(frame.attributes, "op");
   const OpSpec* spec = find_op(name);
   if (spec == nullptr) fail("xla", "there is no op '", name, "'");
@@ -143,7 +154,7 @@ void run(const xla::CallFrame& frame, const GpuCall* gpu) {
     context.stream = gpu->stream();
     const int64_t bytes = call.workspace_bytes(context);
     if (bytes > 0) {
-      context.workspace_bytes = static_cast<size_t>(bytes) + kMemoryAlignment;
+      context.workspace_bytes = static_cast<size_t>(bytes) + kWorkspaceAlignment;
       context.workspace = gpu->allocate(context.workspace_bytes);
     }
   }
@@ -169,7 +180,7 @@ xla::Error* guarded(xla::CallFrame* frame, bool is_cuda) {
   std::string text;
   try {
     if (is_cuda) {
-      const GpuCall gpu(*frame);
+      GpuCall gpu(*frame);
       run(*frame, &gpu);
     } else {
       run(*frame, nullptr);

@@ -116,6 +116,14 @@ struct MemoryAllocate {
   void* data;  // out
 };
 
+struct MemoryFree {
+  size_t struct_size;
+  Extension* extensions;
+  ExecutionContext* context;
+  size_t size;
+  void* data;
+};
+
 struct DeviceOrdinalGet {
   size_t struct_size;
   Extension* extensions;
@@ -138,8 +146,8 @@ struct Api {
   void* context_get;
   void* state_set;
   void* state_get;
-  Error* (*memory_allocate)(MemoryAllocate*);  // freed when the call ends
-  void* memory_free;
+  Error* (*memory_allocate)(MemoryAllocate*);
+  Error* (*memory_free)(MemoryFree*);  // may be called while the stream still uses the memory
   void* pool_schedule;
   void* pool_num_threads;
   void* future_create;
