@@ -62,6 +62,7 @@ small=(
   attention_fwd:b2:hq8:hkv2:sq1:sk600:d64:bf16
   attention_bwd:b1:hq2:hkv1:sq70:sk140:d64:causal:bf16
   "attention_bwd:b1:hq2:sq70:sk60:d32:bias[1,hq,sq,sk]:dropout_p=0.2:sink:deterministic"
+  attention_merge:parts9:b2:sq5:hq3:dv136:lse:bf16
 )
 
 # Not by grep -q, which leaves before all has been printed.

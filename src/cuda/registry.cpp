@@ -3,7 +3,9 @@
 #include "cuda/launch/attention_bwd.hpp"
 #include "cuda/launch/attention_fwd.hpp"
 #include "cuda/launch/attention_fwd_sm90.hpp"
+#include "cuda/launch/attention_merge.hpp"
 #include "ops/attention/implementations.hpp"
+#include "ops/attention_merge/merge.hpp"
 
 namespace flashtile {
 namespace {
@@ -38,6 +40,11 @@ std::vector<AttentionImplementation> cuda_attention_implementations(bool is_back
            cuda::launch_attention_fwd_sm90, DeviceType::kCuda},
           {"attention_fwd_portable", refuse_forward, cuda::plan_attention_fwd,
            cuda::launch_attention_fwd, DeviceType::kCuda}};
+}
+
+std::vector<MergeImplementation> cuda_merge_implementations() {
+  return {{"attention_merge_portable", cuda::refuse_attention_merge, cuda::plan_attention_merge,
+           cuda::launch_attention_merge, DeviceType::kCuda}};
 }
 
 }  // namespace flashtile

@@ -77,6 +77,13 @@ HOPPER_PROBLEMS = [
     "attention_fwd:b1:hq2:sq200:sk330:d128:window_left=100:lse:bf16",
     "attention_fwd:b2:hq2:hkv1:cu_seqlens_q={0,150,300}:cu_seqlens_k={0,100,300}:d64"
     ":window_left=30:window_right=20:attention_chunk=70:lse:f16",
+    # Some first products are tiny, later ones are not.
+    "attention_fwd:b1:hq2:sq130:sk300:d128:softcap=16:softmax_scale=0.12:lse:bf16",
+    # Later logits go far from the first ones, within blocks and slowly.
+    "attention_fwd:b1:hq1:sq100:sk400:d128:score='score - 2.5 * k_idx':lse:bf16",
+    "attention_fwd:b1:hq1:sq100:sk400:d64:score='score - 0.3 * k_idx':lse:bf16",
+    "attention_fwd:b1:hq2:sq200:sk300:d64:aux.t.i32[300]:causal:lse:bf16"
+    ":mask='t[q_idx] == t[k_idx] || k_idx < 9'",
     "attention_fwd:b1:hq2:sq200:sk330:d64:causal:aux.t[hq,600]:lse:bf16"
     ":score='score + t[head, q_idx - k_idx + seqlen_k]'",
     "attention_fwd:b2:hq2:sq300:sk300:d64:aux.t[300]:aux.w[2]:sink:lse:bf16"
@@ -135,6 +142,13 @@ class EmulatedTest(unittest.TestCase):
                 # All of them were run, none refused.
                 rows = re.findall(r"attention_..d_portable +(\d+) +0 +0 ", result.stdout)
                 self.assertEqual(sum(map(int, rows)), len(problems), result.stdout)
+
+    def test_parts_are_merged(self):
+        problems = ["attention_merge:parts3:b2:sq5:hq3:dv140:lse:bf16",
+                    "attention_merge:parts9:out_parts[parts,7,3,20]:lse_parts[parts,3,7]"
+                    ":out[7,3,20]"]
+        result = check(self.folder, self.nvrtc, "80", problems)
+        self.assertRegex(result.stdout, r"attention_merge_portable +2 +0 +0 ", result.stderr)
 
     def test_hopper_forward_agrees_with_the_reference(self):
         result = check(self.folder, self.nvrtc, "90", HOPPER_PROBLEMS,

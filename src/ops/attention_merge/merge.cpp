@@ -17,6 +17,7 @@ constexpr int64_t kMaxHeadDim = 1024;
 std::span<const MergeImplementation> all_implementations() {
   static const std::vector<MergeImplementation> all = [] {
     std::vector<MergeImplementation> list = cpu_merge_implementations();
+    for (MergeImplementation& one : cuda_merge_implementations()) list.push_back(one);
     list.push_back(merge_reference());
     return list;
   }();
@@ -43,6 +44,8 @@ MergeProblem make_problem(const MergeArgs& args, bool has_data) {
   problem.device = parts.device;
   problem.dtype = parts.dtype;
   problem.lse_dtype = args.lse_parts.dtype;
+  problem.out_dtype = args.out.dtype;
+  if (args.lse) problem.out_lse_dtype = args.lse.dtype;
   problem.num_parts = parts.shape[0];
   problem.batch_size = is_packed ? 1 : parts.shape[1];
   problem.seqlen_q = parts.shape[is_packed ? 1 : 2];

@@ -24,7 +24,9 @@ struct MergeArgs {
 struct MergeProblem {
   Device device;
   DType dtype = DType::kF32;
-  DType lse_dtype = DType::kF32;
+  DType lse_dtype = DType::kF32;  ///< of lse_parts
+  DType out_dtype = DType::kF32;
+  DType out_lse_dtype = DType::kF32;
   int64_t num_parts = 0;
   int64_t batch_size = 0;
   int64_t seqlen_q = 0;
@@ -49,6 +51,8 @@ MergeImplementation merge_reference();
 
 /// The CPU backend's implementations, best first (src/cpu/attention_merge.cpp).
 std::vector<MergeImplementation> cpu_merge_implementations();
+/// The CUDA backend's (src/cuda/registry.cpp).
+std::vector<MergeImplementation> cuda_merge_implementations();
 
 /// One (batch, query, head): addresses of its elements. Strides in bytes.
 struct MergeRow {
