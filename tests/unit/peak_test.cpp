@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <vector>
 
 #include "cpu/cpu_info.hpp"
 
@@ -84,21 +85,29 @@ void dot_loop() {
 #undef FLASHTILE_CHAIN
 
 /// Best rates of a loop, and of `measured` in turns with it, until the two are within the limit or
-/// have not become so: whoever shares the machine takes from either.
+/// have not become so: whoever shares the machine takes from either. Where the loop does not agree
+/// with itself, nothing can be said.
 void expect_alike(const std::function<void()>& loop, double operations,
                   const std::function<double(const Peak&)>& measured, const char* name) {
   constexpr double kLimit = 0.05;
   constexpr int kTries = 20;
+  constexpr int kLoops = 4;  ///< of a try
+  std::vector<double> rates;
   double by_hand = 0, by_library = 0;
   Context context;
   context.max_workers = 1;
   for (int n = 0; n < kTries; ++n) {
-    const double start = thread_seconds();
-    loop();
-    by_hand = std::max(by_hand, operations / (thread_seconds() - start) / 1e9);
+    for (int i = 0; i < kLoops; ++i) {
+      const double start = thread_seconds();
+      loop();
+      rates.push_back(operations / (thread_seconds() - start) / 1e9);
+      by_hand = std::max(by_hand, rates.back());
+    }
     by_library = std::max(by_library, measured(measure_peak(context)));
     if (std::abs(by_library / by_hand - 1) <= kLimit) break;
   }
+  std::sort(rates.begin(), rates.end());
+  if (rates[rates.size() / 2] < (1 - kLimit) * by_hand) GTEST_SKIP() << "others use this core";
   EXPECT_NEAR(by_library / by_hand, 1, kLimit) << name << ": " << by_library << ", " << by_hand;
 }
 
