@@ -194,6 +194,8 @@ class DeltaBwdState {
     chunk.normalizes = args_.qk_l2norm;
     chunk.is_vector_gate = problem_.op->gate == LinearGate::kVectorLogDecay;
     chunk.is_first = head_ % problem_.states_a_key() == 0;
+    chunk.begins_sequence = begin == 0;
+    chunk.ends_sequence = begin + max_rows_ >= sequence_.length;
     chunk.scale = static_cast<float>(problem_.scale);
     chunk.rows = std::min(max_rows_, sequence_.length - begin);
     chunk.max_rows = max_rows_;

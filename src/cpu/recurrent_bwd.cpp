@@ -135,6 +135,8 @@ class RecurrentBwdStream {
     RecurrentBwdChunk chunk{};
     chunk.reads_before = problem_.op->reads_before;
     chunk.scale = static_cast<float>(problem_.scale);
+    chunk.begins_sequence = begin == 0;
+    chunk.ends_sequence = begin + max_rows_ >= sequence_.length;
     chunk.rows = std::min(max_rows_, sequence_.length - begin);
     chunk.max_rows = max_rows_;
     chunk.head_dim = problem_.head_dim;

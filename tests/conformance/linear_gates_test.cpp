@@ -98,8 +98,7 @@ void no_gradient_passes_a_reset(const LinearCase& one) {
       if (name.starts_with("dinitial_")) {
         for (const double x : cli::to_numbers(tensor)) EXPECT_EQ(x, 0) << implementation << name;
       } else if (is_timed(call.call, name)) {
-        // Kernels may sum a gate's gradient from q.dq - k.dk of all later rows, whose rounding
-        // stays.
+        // Kernels may sum a gate's gradient over all later rows, whose rounding stays.
         const std::vector<std::string> gates = gate_names(call.call);
         const bool is_sum = std::find(gates.begin(), gates.end(), name.substr(1)) != gates.end();
         double size = 0;
@@ -145,6 +144,89 @@ void strong_gates_stay_finite(const LinearCase& one) {
 }
 
 TEST(LinearGates, StrongOnesStayFinite) { for_each_linear_case(strong_gates_stay_finite); }
+
+/// Numbers of each head of a tensor whose axis 2, or only axis, is heads.
+std::vector<double> of_head(const TensorView& tensor, int64_t head) {
+  return cli::to_numbers(tensor.sliced(tensor.ndim > 1 ? 2 : 0, head, head + 1));
+}
+
+/// Largest error of a head's numbers, against the largest of them.
+double head_error(const TensorView& found, const TensorView& exact, int64_t head) {
+  const std::vector<double> got = of_head(found, head);
+  const std::vector<double> want = of_head(exact, head);
+  double error = 0;
+  double size = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    error = std::max(error, std::abs(got[i] - want[i]));
+    size = std::max(size, std::abs(want[i]));
+  }
+  return error / size;
+}
+
+/// Log decays around -9 for even heads, weak ones for the others.
+void alternate_heads(const TensorView& gate) {
+  const int axis = gate.ndim > 1 ? 2 : 0;
+  for (int64_t head = 0; head < gate.shape[static_cast<size_t>(axis)]; ++head) {
+    const TensorView part = gate.sliced(axis, head, head + 1);
+    std::vector<double> values = cli::to_numbers(part);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double x = static_cast<double>(i * 7 % 11) / 11;
+      values[i] = head % 2 == 0 ? -10 + 2 * x : -0.02 - 0.1 * x;
+    }
+    cli::from_numbers(values, part);
+  }
+}
+
+/// Steps of 1 for mamba2, whose gate is summed over rows: with terms of one sign, so that none of
+/// the sum cancels.
+void make_steps_even(const OpCall& call) {
+  for (const std::string& name : call.tensor_names()) {
+    const TensorView tensor = call.tensor(name);
+    if (call.writes(name) || name == "A") continue;
+    if (name == "dt" || name == "dt_bias") {
+      fill(tensor, name == "dt" ? 1 : 0);
+      continue;
+    }
+    std::vector<double> values = cli::to_numbers(tensor);
+    for (double& x : values) x = std::abs(x);
+    cli::from_numbers(values, tensor);
+  }
+}
+
+/// What a gate's gradient is of heads that forget all but e^-9 in a row is 1e-4 of what q and k of
+/// the same row have to do with each other, and is found as if that were not there.
+void gradients_of_strong_gates(const LinearCase& one) {
+  const OpSpec& spec = *find_op(one.op + "_bwd");
+  const bool has_steps = one.op == "mamba2";
+  // Slots and mlstm's gates have other sums.
+  const bool is_matrix_state = spec.find_tensor("k") != nullptr && !one.op.starts_with("mlstm") &&
+                               !one.op.starts_with("gsa") && !one.op.starts_with("abc");
+  if (!has_steps && !is_matrix_state) return;
+  // Chunks of rows and a part of one, so that sums pass from one to the next.
+  const cli::OwnedCall call = linear_call(one.backward("b1:t150"));
+  const std::vector<std::string> gates =
+      has_steps ? std::vector<std::string>{"A"} : gate_names(call.call);
+  if (has_steps) make_steps_even(call.call);
+  for (const std::string& name : gates) alternate_heads(call.call.tensor(name));
+  cli::OwnedCall exact = cli::with_own_outputs(call.call);
+  run_by(exact.call, "reference");
+  // Sums of a few products of float32 numbers, each rounded, and a decay of 2 roundings.
+  constexpr double kTolerance = 32 * 6e-8;
+  for (const std::string& implementation : call.call.spec().implementations()) {
+    run_by(call.call, implementation);
+    for (const std::string& name : gates) {
+      const TensorView found = call.call.tensor("d" + name);
+      for (int64_t head = 0; head < found.shape[found.ndim > 1 ? 2 : 0]; ++head) {
+        EXPECT_LT(head_error(found, exact.call.tensor("d" + name), head), kTolerance)
+            << implementation << " d" << name << " of head " << head;
+      }
+    }
+  }
+}
+
+TEST(LinearGates, GradientsOfStrongOnesAreAsExact) {
+  for_each_linear_case(gradients_of_strong_gates);
+}
 
 /// S and a sum of q.S over 10^5 rows, against a recurrence written down here.
 TEST(LinearGates, AHundredThousandRowsDoNotDrift) {

@@ -15,43 +15,44 @@
 // products, so that sums over value dimensions take strips of key dimensions of the transposed
 // state: dq and R dv or da forward, then dk and db backward.
 //
-// The gradient of a decay is the row sum of S times X where it acts. Such a sum gains q dq and a da
-// where q and a read, loses k dk and b db where these were written, and is carried from row to row
-// in double.
+// The gradient of a decay is the row sum of R times the gradient of R. It is that of the next row,
+// plus what q and the next row's a read of R, minus what k and b were written to of the gradient
+// without this row's q and the next row's a, minus k (R dv)', carried from row to row in double.
+// What a row's own keys have to do with these readers is in q dq, a da, k dk and b db, but in none
+// of the above: where decays are strong it is far larger than the rest (recurrent_bwd.hpp). It is
+// added afterwards.
 
 #include "cpu/kernels/recurrent_bwd.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
 /// One row of time for one strip of `depth` rows, with the decay of each of its rows or columns:
-/// what `before` reads, the decay, kAdds sums of keys times values, what kReads queries read.
+/// kAdds sums of keys times values, what kReads queries read.
 struct DeltaStripRow {
   int64_t depth;
   const float* decay;
-  const float* before;
-  float* before_sum;
   const float* key[2];    ///< `depth` numbers each
   const float* value[2];  ///< columns
   const float* query[2];  ///< `depth` numbers each
   float* sum[2];          ///< columns
 };
 
-template <bool kReadsBefore, int kAdds, int kReads, bool kDecaysColumns, int kVecs>
+/// Decays, makes the first kAddsBefore additions, reads, makes the rest.
+template <int kAddsBefore, int kAdds, int kReads, bool kDecaysColumns, int kVecs>
 void delta_strip_row(const DeltaStripRow& r, float* state) {
   const int64_t depth = r.depth;
   const float* decays = r.decay;
-  const float* before = r.before;
   const float* first_key = r.key[0];
   const float* second_key = r.key[kAdds - 1];
   const float* first_query = r.query[0];
   const float* second_query = r.query[kReads - 1];
-  StripVectors<kVecs> decay, first_value, second_value, before_sum, first_sum, second_sum;
+  StripVectors<kVecs> decay, first_value, second_value, first_sum, second_sum;
   FLASHTILE_UNROLL
   for (int n = 0; n < kVecs; ++n) {
     decay[n] = kDecaysColumns ? load(r.decay + n * kLanes) : zero();
     first_value[n] = load(r.value[0] + n * kLanes);
     second_value[n] = load(r.value[kAdds - 1] + n * kLanes);
-    before_sum[n] = first_sum[n] = second_sum[n] = zero();
+    first_sum[n] = second_sum[n] = zero();
   }
   for (int64_t i = 0; i < depth; ++i) {
     float* row = state + i * kStripWidth;
@@ -60,30 +61,32 @@ void delta_strip_row(const DeltaStripRow& r, float* state) {
     const Vf query = broadcast(first_query[i]);
     FLASHTILE_UNROLL
     for (int n = 0; n < kVecs; ++n) {
-      Vf s = load(row + n * kLanes);
-      if constexpr (kReadsBefore) before_sum[n] = fma(broadcast(before[i]), s, before_sum[n]);
-      s = fma(key, first_value[n], s * (kDecaysColumns ? decay[n] : row_decay));
-      if constexpr (kAdds > 1) s = fma(broadcast(second_key[i]), second_value[n], s);
+      Vf s = load(row + n * kLanes) * (kDecaysColumns ? decay[n] : row_decay);
+      if constexpr (kAddsBefore > 0) s = fma(key, first_value[n], s);
+      if constexpr (kAddsBefore > 1) s = fma(broadcast(second_key[i]), second_value[n], s);
       first_sum[n] = fma(query, s, first_sum[n]);
       if constexpr (kReads > 1) second_sum[n] = fma(broadcast(second_query[i]), s, second_sum[n]);
+      if constexpr (kAddsBefore == 0) s = fma(key, first_value[n], s);
+      if constexpr (kAddsBefore < 2 && kAdds > 1) {
+        s = fma(broadcast(second_key[i]), second_value[n], s);
+      }
       store(row + n * kLanes, s);
     }
   }
   FLASHTILE_UNROLL
   for (int n = 0; n < kVecs; ++n) {
-    if constexpr (kReadsBefore) store(r.before_sum + n * kLanes, before_sum[n]);
     store(r.sum[0] + n * kLanes, first_sum[n]);
     if constexpr (kReads > 1) store(r.sum[1] + n * kLanes, second_sum[n]);
   }
 }
 
-template <bool kReadsBefore, int kAdds, int kReads, bool kDecaysColumns, int kVecs = kTileVecs>
+template <int kAddsBefore, int kAdds, int kReads, bool kDecaysColumns, int kVecs = kTileVecs>
 FLASHTILE_INLINE void delta_strip_row_of(int64_t num_vecs, const DeltaStripRow& r, float* state) {
   if (num_vecs >= kVecs) {
-    return delta_strip_row<kReadsBefore, kAdds, kReads, kDecaysColumns, kVecs>(r, state);
+    return delta_strip_row<kAddsBefore, kAdds, kReads, kDecaysColumns, kVecs>(r, state);
   }
   if constexpr (kVecs > 1) {
-    delta_strip_row_of<kReadsBefore, kAdds, kReads, kDecaysColumns, kVecs - 1>(num_vecs, r, state);
+    delta_strip_row_of<kAddsBefore, kAdds, kReads, kDecaysColumns, kVecs - 1>(num_vecs, r, state);
   }
 }
 
@@ -124,7 +127,8 @@ struct DeltaBwdInputs {
   float* q;  ///< times scale
   float* k;
   float* decay;
-  float* correction;  ///< what the correction reads the state with: -d k, or a
+  /// What the correction reads the state with: -d k, or a, that with the row behind the chunk.
+  float* correction;
   float* b;
   float* v;
   float* dout;
@@ -135,6 +139,9 @@ struct DeltaBwdInputs {
   float* dk;
   float* db;
   float* dg;
+  float* k_before;  ///< of low rank, the row before the chunk: k, b, v
+  float* b_before;
+  float* v_before;
   float* ones;  ///< a decay, a key and a value that change nothing
   float* zeros;
   uint8_t* resets;
@@ -146,13 +153,17 @@ struct DeltaBwdInputs {
     ld_k = whole_strips(head_dim);
     ld_v = whole_strips(head_dim_v);
     const int64_t longest = ld_k > ld_v ? ld_k : ld_v;
-    for (float** block : {&q, &k, &decay, &correction, &b, &dk, &db, &dg}) {
+    correction = scratch.take<float>((rows + 1) * ld_k);
+    for (float** block : {&q, &k, &decay, &b, &dk, &db, &dg}) {
       *block = scratch.take<float>(rows * ld_k);
     }
     for (float** block : {&v, &dout, &written, &dwritten, &dv}) {
       *block = scratch.take<float>(rows * ld_v);
     }
     beta = scratch.take<float>(rows);
+    k_before = scratch.take<float>(ld_k);
+    b_before = scratch.take<float>(ld_k);
+    v_before = scratch.take<float>(ld_v);
     ones = scratch.take<float>(longest);
     zeros = scratch.take<float>(longest);
     resets = scratch.take<uint8_t>(rows);
@@ -172,7 +183,7 @@ inline DeltaBwdInputs pack_delta_keys(const DeltaBwdChunk& c) {
   if (c.normalizes) normalize_rows(c.rows, c.head_dim, 1.0f, in.k, ld);
   set_decays(c.g, c.is_vector_gate, c.rows, c.head_dim, in.decay, ld, in.resets);
   if (c.is_low_rank) {
-    pack_chunk_rows(c.a, c.rows, c.head_dim, 1.0f, in.correction, ld);
+    pack_chunk_rows(c.a, c.rows + (c.ends_sequence ? 0 : 1), c.head_dim, 1.0f, in.correction, ld);
     pack_chunk_rows(c.b, c.rows, c.head_dim, 1.0f, in.b, ld);
   } else {
     pack_chunk_rows(c.beta, c.rows, 1, 1.0f, in.beta, 1);
@@ -282,10 +293,10 @@ inline void delta_values_forward(const DeltaBwdChunk& c) {
         r.value[0] = in.v + at_v;
         r.key[1] = in.b + at;
         r.value[1] = c.read + at_v;
-        delta_strip_row_of<false, 2, 1, false>(num_vecs, r, state);
+        delta_strip_row_of<2, 2, 1, false>(num_vecs, r, state);
       } else {
         r.value[0] = in.written + at_v;
-        delta_strip_row_of<false, 1, 1, false>(num_vecs, r, state);
+        delta_strip_row_of<1, 1, 1, false>(num_vecs, r, state);
       }
     }
   });
@@ -324,10 +335,10 @@ inline void delta_values_backward(const DeltaBwdChunk& c) {
         r.query[1] = in.b + at;
         r.sum[0] = in.dv + at_v;
         r.sum[1] = c.dread + at_v;
-        delta_strip_row_of<false, 2, 2, false>(num_vecs, r, state);
+        delta_strip_row_of<2, 2, 2, false>(num_vecs, r, state);
       } else {
         r.sum[0] = c.dread + at_v;
-        delta_strip_row_of<false, 2, 1, false>(num_vecs, r, state);
+        delta_strip_row_of<2, 2, 1, false>(num_vecs, r, state);
         for (int64_t j = at_v; j < at_v + num_vecs * kLanes; j += kLanes) {
           store(in.dwritten + j, broadcast(in.beta[t]) * load(c.dread + j));
         }
@@ -346,7 +357,13 @@ inline void delta_values_backward(const DeltaBwdChunk& c) {
   });
 }
 
-/// Forward over key strips: dq, and -R dv or da.
+/// Row t + 1 of dx, also of the chunk behind; null behind the sequence.
+inline const float* dread_behind(const DeltaBwdChunk& c, const DeltaBwdInputs& in, int64_t t) {
+  return c.ends_sequence && t + 1 == c.rows ? nullptr : c.dread + (t + 1) * in.ld_v;
+}
+
+/// Forward over key strips: what queries read of the decayed state, for dq, and -R dv, or what the
+/// next row's a reads of it, for da.
 inline void delta_keys_forward(const DeltaBwdChunk& c) {
   DeltaBwdInputs in = pack_delta_keys(c);
   pack_delta_values(c.dout, c, in.dout, in.ld_v);
@@ -355,41 +372,47 @@ inline void delta_keys_forward(const DeltaBwdChunk& c) {
   RowPrefetch prefetch = delta_prefetch(c, false, c.is_low_rank, true);
   spread_prefetch(c.num_strips * c.rows, &prefetch);
   for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, float* state) {
+    if (c.is_low_rank && c.begins_sequence) {
+      strip_read(num_vecs, c.head_dim_v, c.dread, state, c.dkeys + column);
+    }
     for (int64_t t = 0; t < c.rows; ++t) {
       prefetch.step();
       const int64_t at = t * in.ld_k + column;
       const int64_t at_v = t * in.ld_v;
-      float sum[kStripWidth];
-      const bool is_reset = in.resets[t] != 0;
-      if (is_reset) {
-        strip_read(num_vecs, c.head_dim_v, in.dwritten + at_v, state, sum);
-        clear_strip(num_vecs, c.head_dim_v, in.decay + at, true, state);
-      }
+      // The last state stays without its last row, as the first of the sums wants it.
+      const bool is_added = !c.ends_sequence || t + 1 < c.rows;
+      if (in.resets[t] != 0) clear_strip(num_vecs, c.head_dim_v, in.decay + at, true, state);
       DeltaStripRow r{};
-      float unused[kStripWidth];
+      float read[kStripWidth];
       r.depth = c.head_dim_v;
       r.decay = in.decay + at;
-      r.before = in.dwritten + at_v;
-      r.before_sum = is_reset ? unused : sum;
       r.query[0] = in.dout + at_v;
       r.sum[0] = c.dq + at;
-      r.value[0] = in.k + at;
+      r.value[0] = is_added ? in.k + at : in.zeros;
       if (c.is_low_rank) {
+        const float* behind = dread_behind(c, in, t);
         r.key[0] = in.v + at_v;
         r.key[1] = in.written + at_v;
-        r.value[1] = in.b + at;
-        delta_strip_row_of<true, 2, 1, true>(num_vecs, r, state);
-      } else {
-        r.key[0] = in.written + at_v;
-        delta_strip_row_of<true, 1, 1, true>(num_vecs, r, state);
+        r.value[1] = is_added ? in.b + at : in.zeros;
+        r.query[1] = behind != nullptr ? behind : in.zeros;
+        r.sum[1] = behind != nullptr ? c.dkeys + at + in.ld_k : read;
+        delta_strip_row_of<0, 2, 2, true>(num_vecs, r, state);
+        continue;
       }
+      r.key[0] = in.written + at_v;
+      r.query[1] = in.dwritten + at_v;
+      r.sum[1] = read;
+      delta_strip_row_of<0, 1, 2, true>(num_vecs, r, state);
       for (int64_t j = 0; j < num_vecs * kLanes; j += kLanes) {
-        const Vf d = load(in.decay + at + j);
-        const Vf x = load(sum + j);
-        store(c.dkeys + at + j, c.is_low_rank ? x : select(d == zero(), zero(), -(d * x)));
+        store(c.dkeys + at + j, zero() - load(read + j));
       }
     }
   });
+}
+
+/// False for the sequence's last row, which the state that sums begin with does not have.
+inline bool is_in_passing(const DeltaBwdChunk& c, int64_t t) {
+  return !c.ends_sequence || t + 1 < c.rows;
 }
 
 /// One decay for a head: the part of these columns.
@@ -402,7 +425,8 @@ inline void head_gate_gradients(const DeltaBwdChunk& c, const DeltaBwdInputs& in
     const auto dot = [&](const float* x, const float* dx) {
       return static_cast<double>(row_dot(x + at, dx + at, columns));
     };
-    passing += dot(in.q, c.dq) - dot(in.k, in.dk) + dot(in.k, c.dkeys);
+    passing += dot(in.q, c.dq) + dot(in.k, c.dkeys);
+    if (is_in_passing(c, t)) passing -= dot(in.k, in.dk);
     if (in.resets[t] != 0) passing = 0;
     c.gate_sums[t * num_strips + column / kStripWidth] = passing;
   }
@@ -426,14 +450,56 @@ void vector_gate_gradients(const DeltaBwdChunk& c, const DeltaBwdInputs& in, int
     const float* db = in.db + at;
     const float* decay = in.decay + at;
     float* __restrict dg = in.dg + at;
+    const float written = is_in_passing(c, t) ? 1.0f : 0.0f;
     for (int64_t i = 0; i < columns; ++i) {
       double sum = passing[i] + static_cast<double>(q[i] * dq[i]);
-      sum -= static_cast<double>(k[i] * dk[i]);
-      sum += static_cast<double>(kIsLowRank ? -(b[i] * db[i]) : k[i] * dkeys[i]);
+      sum -= static_cast<double>(written * (k[i] * dk[i]));
+      sum += static_cast<double>(kIsLowRank ? -(written * (b[i] * db[i])) : k[i] * dkeys[i]);
       sum = decay[i] == 0 ? 0 : sum;
       dg[i] = static_cast<float>(sum);
       passing[i] = kIsLowRank ? sum + static_cast<double>(a[i] * dkeys[i]) : sum;
     }
+  }
+}
+
+/// to += factor x over some columns.
+inline void add_scaled_row(const float* x, float factor, int64_t columns, float* to) {
+  for (int64_t i = 0; i < columns; i += kLanes) {
+    store(to + i, fma(broadcast(factor), load(x + i), load(to + i)));
+  }
+}
+
+/// What a row's own keys have to do with its query, and of low rank with the next row's a.
+inline void add_own_gradients(const DeltaBwdChunk& c, const DeltaBwdInputs& in, int64_t column) {
+  const int64_t columns = columns_left(c.head_dim, column);
+  const auto dot = [&](const float* x, const float* y) { return row_dot(x, y, c.head_dim_v); };
+  for (int64_t t = 0; t < c.rows; ++t) {
+    const int64_t at = t * in.ld_k + column;
+    const float* dout = in.dout + t * in.ld_v;
+    const float* written = in.written + t * in.ld_v;
+    if (!c.is_low_rank) {
+      const float own = dot(written, dout);
+      add_scaled_row(in.k + at, own, columns, c.dq + at);
+      add_scaled_row(in.q + at, own, columns, in.dk + at);
+      continue;
+    }
+    const float* v = in.v + t * in.ld_v;
+    const float own_v = dot(v, dout);
+    const float own_x = dot(written, dout);
+    add_scaled_row(in.k + at, own_v, columns, c.dq + at);
+    add_scaled_row(in.b + at, own_x, columns, c.dq + at);
+    add_scaled_row(in.q + at, own_v, columns, in.dk + at);
+    add_scaled_row(in.q + at, own_x, columns, in.db + at);
+    if (const float* behind = dread_behind(c, in, t)) {
+      add_scaled_row(in.correction + at + in.ld_k, dot(v, behind), columns, in.dk + at);
+      add_scaled_row(in.correction + at + in.ld_k, dot(written, behind), columns, in.db + at);
+    }
+    if (t == 0 && c.begins_sequence) continue;
+    const float* dread = c.dread + t * in.ld_v;
+    const float* k = t > 0 ? in.k + at - in.ld_k : in.k_before + column;
+    const float* b = t > 0 ? in.b + at - in.ld_k : in.b_before + column;
+    add_scaled_row(k, dot(t > 0 ? v - in.ld_v : in.v_before, dread), columns, c.dkeys + at);
+    add_scaled_row(b, dot(written - in.ld_v, dread), columns, c.dkeys + at);
   }
 }
 
@@ -447,6 +513,7 @@ inline void finish_delta_strip(const DeltaBwdChunk& c, const DeltaBwdInputs& in,
   } else if (c.g.data != nullptr) {
     vector_gate_gradients<false>(c, in, column);
   }
+  add_own_gradients(c, in, column);
   if (c.is_vector_gate) store_strip_rows(in.dg, in.ld_k, c.rows, column, columns, c.dg_rows);
   if (c.is_low_rank) {
     store_strip_rows(c.dkeys, in.ld_k, c.rows, column, columns, c.da_rows);
@@ -463,12 +530,27 @@ inline void finish_delta_strip(const DeltaBwdChunk& c, const DeltaBwdInputs& in,
   }
 }
 
+/// k, b and v of the row before the chunk, whose own terms with the first row's a are in da.
+inline void pack_row_before(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
+  if (c.begins_sequence) return;
+  const auto pack = [](ChunkRows rows, int64_t dim, float* to, int64_t ld) {
+    rows.data -= rows.row_stride;
+    pack_chunk_rows(rows, 1, dim, 1.0f, to, ld);
+  };
+  pack(c.k, c.head_dim, in.k_before, in.ld_k);
+  pack(c.b, c.head_dim, in.b_before, in.ld_k);
+  pack(c.v, c.head_dim_v, in.v_before, in.ld_v);
+}
+
 /// Backward over key strips: dk, db and the gradient of decays.
 inline void delta_keys_backward(const DeltaBwdChunk& c) {
   DeltaBwdInputs in = pack_delta_keys(c);
   pack_delta_queries(c, in);
   pack_delta_values(c.dout, c, in.dout, in.ld_v);
-  if (c.is_low_rank) pack_delta_values(c.v, c, in.v, in.ld_v);
+  if (c.is_low_rank) {
+    pack_delta_values(c.v, c, in.v, in.ld_v);
+    pack_row_before(c, in);
+  }
   scale_corrections(c, in);
   RowPrefetch prefetch = delta_prefetch(c, true, c.is_low_rank, true);
   prefetch_rows(c.dq_rows, 0, c.rows, c.head_dim, &prefetch);
@@ -476,8 +558,13 @@ inline void delta_keys_backward(const DeltaBwdChunk& c) {
   if (!c.is_low_rank) prefetch_rows(c.dv_rows, 0, c.rows, c.head_dim_v, &prefetch);
   spread_prefetch(c.num_strips * c.rows, &prefetch);
   for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, float* state) {
+    // The next row's decay and what it hands on; its a dx' stands behind what is read here.
     const DeltaPending none{in.ones, in.zeros, in.zeros};
     DeltaPending pending = none;
+    if (c.is_low_rank && !c.ends_sequence) {
+      pending.key = dread_behind(c, in, c.rows - 1);
+      pending.value = in.correction + c.rows * in.ld_k + column;
+    }
     for (int64_t t = c.rows - 1; t >= 0; --t) {
       prefetch.step();
       const int64_t at = t * in.ld_k + column;
@@ -494,15 +581,19 @@ inline void delta_keys_backward(const DeltaBwdChunk& c) {
         r.query[0] = in.v + at_v;
         r.query[1] = in.written + at_v;
         r.sum[1] = in.db + at;
-        delta_strip_row_of<false, 2, 2, true>(num_vecs, r, state);
+        delta_strip_row_of<0, 2, 2, true>(num_vecs, r, state);
       } else {
         r.query[0] = in.written + at_v;
-        delta_strip_row_of<false, 2, 1, true>(num_vecs, r, state);
+        delta_strip_row_of<1, 2, 1, true>(num_vecs, r, state);
       }
       pending = {in.decay + at, in.dwritten + at_v, in.correction + at};
-      if (t == 0 || in.resets[t] != 0) {
-        decay_strip(num_vecs, c.head_dim_v, pending.decay, true, pending.key, pending.value,
-                    !c.is_low_rank, state);
+      if (t > 0 && in.resets[t] == 0) continue;
+      if (c.is_low_rank) {
+        decay_strip(num_vecs, c.head_dim_v, pending.decay, true, in.zeros, in.zeros, true, state);
+        pending.decay = in.ones;
+      } else {
+        decay_strip(num_vecs, c.head_dim_v, pending.decay, true, pending.key, pending.value, true,
+                    state);
         pending = none;
       }
     }

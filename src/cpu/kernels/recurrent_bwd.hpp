@@ -9,15 +9,22 @@
 //
 // What contracts over value dimensions takes a strip of key dimensions of the transposed state, so
 // that no sum goes across a vector: S' forward once more for dq, X' backward for dk, X backward for
-// dv. The gradient of a decay is the row sum of S times X where it acts. Such a sum gains q dq
-// where q reads and loses k dk where k was written, so it is carried from row to row in double.
+// dv.
+//
+// The gradient of a decay is the row sum of R times X, R the decayed state. It is that of the next
+// row, plus what q reads of R, minus what k was written to of Y, the gradient of S without this
+// row's query. A row's own q.k times v.do is in q dq and in k dk, but in neither of these: where
+// decays are strong it is far larger than the rest. So dq and dk begin as R do and Y v, which such
+// sums take, carried from row to row in double, and own terms are added to them afterwards. Where q
+// reads the state before a row it is the query of the row before, which is read and written here
+// with that row.
 
 #include "cpu/kernels/recurrent_fwd.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
 /// What a row does to a strip, in order.
-enum class StripOrder { kDecayAddRead, kReadDecayAdd, kAddReadDecay };
+enum class StripOrder { kDecayAddRead, kAddDecayRead, kAddReadDecay, kReadAddDecay };
 
 /// One row of time for one strip of `depth` rows: sum of keys times values is added, `out` is the
 /// sum of what `query` reads.
@@ -70,9 +77,12 @@ void strip_row(const StripRow& r, float* state) {
       if constexpr (kOrder == StripOrder::kDecayAddRead) {
         s = added(decayed(s));
         sum[n] = fma(query, s, sum[n]);
-      } else if constexpr (kOrder == StripOrder::kReadDecayAdd) {
+      } else if constexpr (kOrder == StripOrder::kAddDecayRead) {
+        s = decayed(added(s));
         sum[n] = fma(query, s, sum[n]);
-        s = added(decayed(s));
+      } else if constexpr (kOrder == StripOrder::kReadAddDecay) {
+        sum[n] = fma(query, s, sum[n]);
+        s = decayed(added(s));
       } else {
         s = added(s);
         sum[n] = fma(query, s, sum[n]);
@@ -107,7 +117,8 @@ inline void strip_read(int64_t num_vecs, int64_t depth, const float* query, cons
   }
 }
 
-/// The inputs of a chunk as floats.
+/// The inputs of a chunk as floats. Where q reads the state before a row they go on with the next
+/// chunk's first row, whose query belongs to this chunk's last.
 struct RecurrentBwdInputs {
   float* q;  ///< times scale; of each member
   float* dout;
@@ -118,27 +129,37 @@ struct RecurrentBwdInputs {
   float* dk;
   float* dv;
   float* dg;
+  float* ones;  ///< a decay, a key and a value that change nothing
+  float* zeros;
   uint8_t* resets;
   int64_t ld_k, ld_v;
+  int64_t member_rows;  ///< from one member to the next
+  int64_t rows;         ///< of inputs
+  int64_t shift;        ///< from a row to its query
   int64_t bytes;
 
-  RecurrentBwdInputs(char* memory, int64_t rows, int64_t head_dim, int64_t head_dim_v,
+  RecurrentBwdInputs(char* memory, int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
                      int64_t num_members) {
     Scratch scratch{memory};
     ld_k = whole_strips(head_dim);
     ld_v = whole_strips(head_dim_v);
-    q = scratch.take<float>(num_members * rows * ld_k);
-    dout = scratch.take<float>(num_members * rows * ld_v);
-    k = scratch.take<float>(rows * ld_k);
-    decay = scratch.take<float>(rows * ld_k);
-    v = scratch.take<float>(rows * ld_v);
-    dq = scratch.take<float>(num_members * rows * ld_k);
-    dk = scratch.take<float>(rows * ld_k);
-    dv = scratch.take<float>(rows * ld_v);
-    dg = scratch.take<float>(rows * ld_k);
-    resets = scratch.take<uint8_t>(rows);
+    member_rows = max_rows + 1;
+    q = scratch.take<float>(num_members * member_rows * ld_k);
+    dout = scratch.take<float>(num_members * member_rows * ld_v);
+    k = scratch.take<float>(member_rows * ld_k);
+    decay = scratch.take<float>(max_rows * ld_k);
+    v = scratch.take<float>(member_rows * ld_v);
+    dq = scratch.take<float>(num_members * member_rows * ld_k);
+    dk = scratch.take<float>(max_rows * ld_k);
+    dv = scratch.take<float>(max_rows * ld_v);
+    dg = scratch.take<float>(max_rows * ld_k);
+    ones = scratch.take<float>(ld_k);
+    zeros = scratch.take<float>(ld_k > ld_v ? ld_k : ld_v);
+    resets = scratch.take<uint8_t>(max_rows);
     bytes = scratch.used;
   }
+
+  int64_t query_at(int64_t member, int64_t t) const { return member * member_rows + t + shift; }
 };
 
 inline int64_t recurrent_bwd_scratch_bytes(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
@@ -146,15 +167,25 @@ inline int64_t recurrent_bwd_scratch_bytes(int64_t max_rows, int64_t head_dim, i
   return RecurrentBwdInputs(nullptr, max_rows, head_dim, head_dim_v, num_members).bytes;
 }
 
-inline void pack_bwd_inputs(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
+inline RecurrentBwdInputs pack_bwd_inputs(const RecurrentBwdChunk& c) {
+  RecurrentBwdInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v, c.num_members);
+  in.shift = c.reads_before ? 1 : 0;
+  in.rows = c.rows + (c.ends_sequence ? 0 : in.shift);
   for (int64_t m = 0; m < c.num_members; ++m) {
-    pack_chunk_rows(c.q[m], c.rows, c.head_dim, c.scale, in.q + m * c.max_rows * in.ld_k, in.ld_k);
-    pack_chunk_rows(c.dout[m], c.rows, c.head_dim_v, 1.0f, in.dout + m * c.max_rows * in.ld_v,
-                    in.ld_v);
+    float* q = in.q + m * in.member_rows * in.ld_k;
+    float* dout = in.dout + m * in.member_rows * in.ld_v;
+    pack_chunk_rows(c.q[m], in.rows, c.head_dim, c.scale, q, in.ld_k);
+    pack_chunk_rows(c.dout[m], in.rows, c.head_dim_v, 1.0f, dout, in.ld_v);
+    if (in.rows == c.rows + in.shift) continue;
+    fill_row(q + in.rows * in.ld_k, in.ld_k, 0);
+    fill_row(dout + in.rows * in.ld_v, in.ld_v, 0);
   }
-  pack_chunk_rows(c.k, c.rows, c.head_dim, 1.0f, in.k, in.ld_k);
-  pack_chunk_rows(c.v, c.rows, c.head_dim_v, 1.0f, in.v, in.ld_v);
+  pack_chunk_rows(c.k, in.rows, c.head_dim, 1.0f, in.k, in.ld_k);
+  pack_chunk_rows(c.v, in.rows, c.head_dim_v, 1.0f, in.v, in.ld_v);
   set_decays(c.g, /*is_vector_gate=*/true, c.rows, c.head_dim, in.decay, in.ld_k, in.resets);
+  fill_row(in.ones, in.ld_k, 1);
+  fill_row(in.zeros, in.ld_k > in.ld_v ? in.ld_k : in.ld_v, 0);
+  return in;
 }
 
 /// `columns` of float rows to those of a tensor.
@@ -201,41 +232,51 @@ inline RowPrefetch recurrent_bwd_prefetch(const RecurrentBwdChunk& c, bool is_qu
   return prefetch;
 }
 
-/// dQ before the scale for all strips of key dimensions, forward over the rows.
-template <StripOrder kOrder>
-void query_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
+/// R do for all strips of key dimensions, forward over the rows: dQ before the scale and without a
+/// row's own key and value.
+inline void query_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
   RowPrefetch prefetch = recurrent_bwd_prefetch(c, /*is_query=*/true);
   const ColumnRange keys(c.keys, c.head_dim);
   for (int64_t column = keys.begin; column < keys.end; column += kStripWidth) {
     const int64_t num_vecs = padded(c.head_dim - column) / kLanes;
     float* state = c.state + column * c.head_dim_v;
+    const auto read = [&](int64_t row) {
+      strip_read(num_vecs, c.head_dim_v, in.dout + row * in.ld_v, state,
+                 in.dq + row * in.ld_k + column);
+    };
+    for (int64_t m = 0; m < c.num_members && c.begins_sequence && in.shift > 0; ++m) {
+      read(in.query_at(m, -1));
+    }
+    // A row is added when the next one comes, so that each query finds the decayed state.
+    const float* added_key = in.zeros;
+    const float* added_value = in.zeros;
     for (int64_t t = 0; t < c.rows; ++t) {
       prefetch.step();
-      const auto read_others = [&] {
-        for (int64_t m = 1; m < c.num_members; ++m) {
-          const int64_t row = m * c.max_rows + t;
-          strip_read(num_vecs, c.head_dim_v, in.dout + row * in.ld_v, state,
-                     in.dq + row * in.ld_k + column);
-        }
-      };
-      if (kOrder == StripOrder::kReadDecayAdd) read_others();
       const int64_t at = t * in.ld_k + column;
-      strip_row_of<kOrder, true>(
+      const int64_t row = in.query_at(0, t);
+      strip_row_of<StripOrder::kAddDecayRead, true>(
           num_vecs,
-          {c.head_dim_v, in.decay + at, in.resets[t] != 0, in.v + t * in.ld_v, in.k + at, 1, 0, 0,
-           in.dout + t * in.ld_v, in.dq + at},
+          {c.head_dim_v, in.decay + at, in.resets[t] != 0, added_value, added_key, 1, 0, 0,
+           in.dout + row * in.ld_v, in.dq + row * in.ld_k + column},
           state);
-      if (kOrder != StripOrder::kReadDecayAdd) read_others();
+      for (int64_t m = 1; m < c.num_members; ++m) read(in.query_at(m, t));
+      added_key = in.k + at;
+      added_value = in.v + t * in.ld_v;
     }
+    // The last state stays without its last row, as the first of the sums wants it.
+    if (c.ends_sequence) continue;
+    float unused[kStripWidth];
+    strip_row_of<StripOrder::kAddDecayRead, true>(
+        num_vecs, {c.head_dim_v, in.ones, false, added_value, added_key, 1, 0, 0, in.zeros, unused},
+        state);
   }
 }
 
-/// dK and dV, backward over the rows.
-template <StripOrder kOrder>
-void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
+/// Y v without a row's own queries, for dK, and dV, backward over the rows.
+inline void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
   RowPrefetch prefetch = recurrent_bwd_prefetch(c, /*is_query=*/false);
-  const int64_t q_step = c.max_rows * in.ld_k;
-  const int64_t dout_step = c.max_rows * in.ld_v;
+  const int64_t q_step = in.member_rows * in.ld_k;
+  const int64_t dout_step = in.member_rows * in.ld_v;
   const ColumnRange keys(c.keys, c.head_dim);
   const ColumnRange values(c.values, c.head_dim_v);
   for (int64_t column = keys.begin; column < keys.end; column += kStripWidth) {
@@ -243,23 +284,54 @@ void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
     for (int64_t t = c.rows - 1; t >= 0; --t) {
       prefetch.step();
       const int64_t at = t * in.ld_k + column;
-      strip_row_of<kOrder, true>(
+      const int64_t row = in.query_at(0, t);
+      strip_row_of<StripOrder::kReadAddDecay, true>(
           num_vecs,
-          {c.head_dim_v, in.decay + at, in.resets[t] != 0, in.dout + t * in.ld_v, in.q + at,
-           c.num_members, dout_step, q_step, in.v + t * in.ld_v, in.dk + at},
+          {c.head_dim_v, in.decay + at, in.resets[t] != 0, in.dout + row * in.ld_v,
+           in.q + row * in.ld_k + column, c.num_members, dout_step, q_step, in.v + t * in.ld_v,
+           in.dk + at},
           c.dstate_transposed + column * c.head_dim_v);
     }
   }
   for (int64_t column = values.begin; column < values.end; column += kStripWidth) {
     const int64_t num_vecs = padded(c.head_dim_v - column) / kLanes;
+    float* dstate = c.dstate + column * c.head_dim;
     for (int64_t t = c.rows - 1; t >= 0; --t) {
       prefetch.step();
-      const int64_t at = t * in.ld_v + column;
-      strip_row_of<kOrder, false>(
+      const int64_t row = in.query_at(0, t);
+      strip_row_of<StripOrder::kAddReadDecay, false>(
           num_vecs,
-          {c.head_dim, in.decay + t * in.ld_k, in.resets[t] != 0, in.q + t * in.ld_k, in.dout + at,
-           c.num_members, q_step, dout_step, in.k + t * in.ld_k, in.dv + at},
-          c.dstate + column * c.head_dim);
+          {c.head_dim, in.decay + t * in.ld_k, in.resets[t] != 0, in.q + row * in.ld_k,
+           in.dout + row * in.ld_v + column, c.num_members, q_step, dout_step, in.k + t * in.ld_k,
+           in.dv + t * in.ld_v + column},
+          dstate);
+    }
+    // What the first row reads of the initial state.
+    for (int64_t m = 0; m < c.num_members && c.begins_sequence && in.shift > 0; ++m) {
+      const int64_t row = in.query_at(m, -1);
+      float unused[kStripWidth];
+      strip_row_of<StripOrder::kAddReadDecay, false>(
+          num_vecs,
+          {c.head_dim, in.ones, false, in.q + row * in.ld_k, in.dout + row * in.ld_v + column, 1, 0,
+           0, in.zeros, unused},
+          dstate);
+    }
+  }
+}
+
+/// What own terms add to dQ or dK: the other one of k and q times v.do.
+inline void own_gradients(const RecurrentBwdChunk& c, bool is_query, RecurrentBwdInputs& in) {
+  const ColumnRange keys(c.keys, c.head_dim);
+  if (keys.begin == keys.end) return;
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const int64_t row = in.query_at(m, t);
+      const Vf dot = broadcast(row_dot(in.v + t * in.ld_v, in.dout + row * in.ld_v, c.head_dim_v));
+      const float* other = is_query ? in.k + t * in.ld_k : in.q + row * in.ld_k;
+      float* to = is_query ? in.dq + row * in.ld_k : in.dk + t * in.ld_k;
+      for (int64_t i = keys.begin; i < keys.end; i += kLanes) {
+        store(to + i, fma(dot, load(other + i), load(to + i)));
+      }
     }
   }
 }
@@ -269,9 +341,11 @@ inline void bonus_gradients(const RecurrentBwdChunk& c, bool is_query, Recurrent
   if (c.bonus == nullptr) return;
   const ColumnRange keys(c.keys, c.head_dim);
   const ColumnRange values(c.values, c.head_dim_v);
+  const int64_t begin = is_query ? c.begins_sequence ? 0 : in.shift : 0;
+  const int64_t end = is_query ? in.rows : c.rows;
   for (int64_t m = 0; m < c.num_members; ++m) {
-    for (int64_t t = 0; t < c.rows; ++t) {
-      const int64_t row = m * c.max_rows + t;
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t row = m * in.member_rows + t;
       const float* q = in.q + row * in.ld_k;
       const float* dout = in.dout + row * in.ld_v;
       const float* k = in.k + t * in.ld_k;
@@ -293,61 +367,55 @@ inline void bonus_gradients(const RecurrentBwdChunk& c, bool is_query, Recurrent
   }
 }
 
-/// Forward over a chunk: dQ, and q dQ of each row for the gradient of decays.
+/// Forward over a chunk: dQ, and what queries read of each row for the gradient of decays.
 inline void recurrent_bwd_queries(const RecurrentBwdChunk& c) {
-  RecurrentBwdInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v, c.num_members);
-  pack_bwd_inputs(c, in);
-  if (c.reads_before) {
-    query_gradients<StripOrder::kReadDecayAdd>(c, in);
-  } else {
-    query_gradients<StripOrder::kDecayAddRead>(c, in);
-  }
+  RecurrentBwdInputs in = pack_bwd_inputs(c);
+  query_gradients(c, in);
   const ColumnRange keys(c.keys, c.head_dim);
   for (int64_t t = 0; t < c.rows; ++t) {
     for (int64_t i = keys.begin; i < keys.end; ++i) {
       float sum = 0;
-      for (int64_t m = 0; m < c.num_members; ++m) {
-        const int64_t at = (m * c.max_rows + t) * in.ld_k + i;
+      for (int64_t m = 0; m < c.num_members && t + in.shift < in.rows; ++m) {
+        const int64_t at = in.query_at(m, t) * in.ld_k + i;
         sum += in.q[at] * in.dq[at];
       }
       c.query_sums[t * c.head_dim + i] = sum;
     }
   }
+  own_gradients(c, /*is_query=*/true, in);
   bonus_gradients(c, /*is_query=*/true, in);
+  const int64_t begin = c.begins_sequence ? 0 : in.shift;
   for (int64_t m = 0; m < c.num_members; ++m) {
-    float* dq = in.dq + m * c.max_rows * in.ld_k;
-    for (int64_t t = 0; t < c.rows; ++t) {
+    float* dq = in.dq + (m * in.member_rows + begin) * in.ld_k;
+    for (int64_t t = 0; t < in.rows - begin; ++t) {
       scale_row(dq + t * in.ld_k + keys.begin, keys.end - keys.begin, c.scale);
     }
-    store_strip_rows(dq, in.ld_k, c.rows, keys.begin, keys.end - keys.begin, c.dq[m]);
+    ChunkRows target = c.dq[m];
+    if (target.data != nullptr) target.data += begin * target.row_stride;
+    store_strip_rows(dq, in.ld_k, in.rows - begin, keys.begin, keys.end - keys.begin, target);
   }
 }
 
 /// Backward over a chunk: dK, dV and the gradient of decays.
 inline void recurrent_bwd_keys(const RecurrentBwdChunk& c) {
-  RecurrentBwdInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v, c.num_members);
-  pack_bwd_inputs(c, in);
-  if (c.reads_before) {
-    key_value_gradients<StripOrder::kReadDecayAdd>(c, in);
-  } else {
-    key_value_gradients<StripOrder::kAddReadDecay>(c, in);
-  }
+  RecurrentBwdInputs in = pack_bwd_inputs(c);
+  key_value_gradients(c, in);
   const ColumnRange keys(c.keys, c.head_dim);
-  const ColumnRange values(c.values, c.head_dim_v);
   for (int64_t t = c.rows - 1; t >= 0; --t) {
+    // The state that sums begin with is without the last row.
+    const bool is_written = !c.ends_sequence || t + 1 < c.rows;
     for (int64_t i = keys.begin; i < keys.end; ++i) {
       const int64_t at = t * in.ld_k + i;
-      const auto read = static_cast<double>(c.query_sums[t * c.head_dim + i]);
-      const auto written = static_cast<double>(in.k[at] * in.dk[at]);
-      double& passing = c.passing[i];
-      if (!c.reads_before) passing += read;
-      passing = in.decay[at] == 0 ? 0 : passing - written;
-      in.dg[at] = static_cast<float>(passing);
-      if (c.reads_before) passing += read;
+      double sum = c.passing[i] + static_cast<double>(c.query_sums[t * c.head_dim + i]);
+      if (is_written) sum -= static_cast<double>(in.k[at] * in.dk[at]);
+      c.passing[i] = in.decay[at] == 0 ? 0 : sum;
+      in.dg[at] = static_cast<float>(c.passing[i]);
     }
   }
+  own_gradients(c, /*is_query=*/false, in);
   bonus_gradients(c, /*is_query=*/false, in);
   store_strip_rows(in.dk, in.ld_k, c.rows, keys.begin, keys.end - keys.begin, c.dk);
+  const ColumnRange values(c.values, c.head_dim_v);
   store_strip_rows(in.dv, in.ld_v, c.rows, values.begin, values.end - values.begin, c.dv);
   store_strip_rows(in.dg, in.ld_k, c.rows, keys.begin, keys.end - keys.begin, c.dg);
 }

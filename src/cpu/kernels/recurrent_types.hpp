@@ -70,6 +70,8 @@ struct StripRange {
 /// gradient are transposed: strips of key dimensions, head_dim_v rows each.
 struct RecurrentBwdChunk {
   bool reads_before;
+  bool begins_sequence;
+  bool ends_sequence;
   float scale;
   int64_t rows;
   int64_t max_rows;
@@ -89,8 +91,8 @@ struct RecurrentBwdChunk {
   float* dstate;
   const ChunkRows* dq;  ///< of each output head; no data where it is not wanted
   ChunkRows dk, dv, dg;
-  float* query_sums;  ///< q dQ of these rows, head_dim each: written forward, read backward
-  double* passing;    ///< head_dim sums of the state times its gradient
+  float* query_sums;  ///< what q reads of the decayed state, head_dim each: written forward
+  double* passing;    ///< head_dim gradients of log decays
   double* dbonus;     ///< head_dim sums, added to
   char* scratch;
 };
@@ -102,6 +104,8 @@ struct DeltaBwdChunk {
   bool normalizes;  ///< q and k are divided by sqrt(sum of squares + 1e-6)
   bool is_vector_gate;
   bool is_first;  ///< of the states that share q and k: sums begin with it
+  bool begins_sequence;
+  bool ends_sequence;
   float scale;
   int64_t rows;
   int64_t max_rows;
@@ -119,12 +123,12 @@ struct DeltaBwdChunk {
   /// One row for each of these rows, as whole strips.
   float* read;        ///< v - R' k, or S' a
   float* dread;       ///< X' k, or X' b
-  float* dq;          ///< S do
+  float* dq;          ///< R do, in the end S do
   float* dkeys;       ///< -R dv, or S dx
   float* dq_sum;      ///< of all states that share q and k; may be dq
   float* dk_sum;      ///< likewise; may be dkeys
   double* gate_sums;  ///< gradient of a head's decay, one part for each strip of key dimensions
-  double* passing;    ///< head_dim sums of the state times its gradient
+  double* passing;    ///< head_dim gradients of log decays
   ChunkRows dq_rows, dk_rows, dv_rows, dg_rows, dbeta_rows, da_rows, db_rows;
   char* scratch;
 };
