@@ -186,6 +186,7 @@ class SlotsStream {
     const int64_t begin = n * max_rows_;
     const int64_t slots = strip_columns(kernels_, problem_.num_slots);
     SlotsChunk chunk = make_chunk(n, states);
+    chunk.ends_sequence = begin + max_rows_ >= sequence_.length;
     chunk.dout = member_rows(args_.dout, begin, dout_);
     chunk.dq = member_rows(gradients.q, begin, dq_);
     chunk.dk = rows(gradients.k, head_, begin);

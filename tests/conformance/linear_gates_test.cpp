@@ -196,8 +196,6 @@ void make_steps_even(const OpCall& call) {
 /// What a gate's gradient is of heads that forget all but e^-9 in a row is 1e-4 of what q and k of
 /// the same row have to do with each other, and is found as if that were not there.
 void gradients_of_strong_gates(const LinearCase& one) {
-  // Its kernels sum what slots read with the row's own.
-  if (one.op == "gsa") return;
   const bool has_steps = one.op == "mamba2";
   // Chunks of rows and a part of one, so that sums pass from one to the next.
   const cli::OwnedCall call = linear_call(one.backward("b1:t150"));

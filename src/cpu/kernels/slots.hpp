@@ -15,7 +15,8 @@
 //
 // The gradient of a decay is what a slot's states and their gradients have in common where it acts:
 // it gains l dl and p dp where they are read, loses s ds where they were written, and goes from row
-// to row in double.
+// to row in double. What a row's own k, v and s have to do with its q and do is left out of both
+// (recurrent_bwd.hpp): l, dp and ds begin without it.
 
 #include "cpu/kernels/recurrent_bwd.hpp"
 #include "cpu/kernels/slots_types.hpp"
@@ -29,13 +30,17 @@ struct SlotsInputs {
   float* v;
   float* s;
   float* decay;
-  float* logits;  ///< of each member
-  float* wide;    ///< of each member: out, or dout
-  float* dp;      ///< of each member
-  float* keys;    ///< of each member: dq; dk
-  float* values;  ///< dv
-  float* slots;   ///< ds, then dg
+  float* logits;          ///< of each member
+  float* wide;            ///< of each member: out, or dout
+  float* dp;              ///< of each member
+  float* decayed_logits;  ///< without a row's own k and s; of each member
+  float* decayed_dp;      ///< without its own v and s; likewise
+  float* keys;            ///< of each member: dq; dk
+  float* values;          ///< dv
+  float* slots;           ///< ds, then dg
   float* more_slots;
+  float* ones;  ///< a decay, a key and a value that change nothing
+  float* zeros;
   uint8_t* resets;
   int64_t ld_k, ld_v, ld_m;
   int64_t bytes;
@@ -54,13 +59,22 @@ struct SlotsInputs {
     decay = scratch.take<float>(rows * ld_m);
     logits = scratch.take<float>(member_rows * ld_m);
     wide = scratch.take<float>(member_rows * ld_v);
-    dp = scratch.take<float>(member_rows * ld_m);
+    for (float** block : {&dp, &decayed_logits, &decayed_dp}) {
+      *block = scratch.take<float>(member_rows * ld_m);
+    }
     keys = scratch.take<float>(member_rows * ld_k);
     values = scratch.take<float>(rows * ld_v);
     slots = scratch.take<float>(rows * ld_m);
     more_slots = scratch.take<float>(rows * ld_m);
+    ones = scratch.take<float>(ld_m);
+    zeros = scratch.take<float>(longest());
     resets = scratch.take<uint8_t>(rows);
     bytes = scratch.used;
+  }
+
+  int64_t longest() const {
+    const int64_t widest = ld_k > ld_v ? ld_k : ld_v;
+    return widest > ld_m ? widest : ld_m;
   }
 };
 
@@ -77,6 +91,8 @@ inline SlotsInputs pack_slots(const SlotsChunk& c) {
   pack_chunk_rows(c.v, c.rows, c.head_dim_v, 1.0f, in.v, in.ld_v);
   pack_chunk_rows(c.s, c.rows, c.num_slots, 1.0f, in.s, in.ld_m);
   set_decays(c.g, /*is_vector_gate=*/true, c.rows, c.num_slots, in.decay, in.ld_m, in.resets);
+  fill_row(in.ones, in.ld_m, 1);
+  fill_row(in.zeros, in.longest(), 0);
   return in;
 }
 
@@ -118,9 +134,37 @@ void slots_forward(const SlotsChunk& c, const SlotsInputs& in, int64_t depth, in
   }
 }
 
+/// Likewise for columns of slots, but each member reads what the decay has left. A row is added
+/// when the next one comes; the sequence's last one is not, as the first of a gate's sums wants it.
+inline void slots_read_decayed(const SlotsChunk& c, const SlotsInputs& in, int64_t depth,
+                               const SlotsOperand& key, const SlotsOperand& query,
+                               const SlotsOperand& out, float* state) {
+  for (int64_t column = 0; column < c.num_slots; column += kStripWidth) {
+    const int64_t num_vecs = padded(c.num_slots - column) / kLanes;
+    float* strip = state + column * depth;
+    const float* added_key = in.zeros;
+    const float* added_value = in.zeros;
+    const auto step = [&](const float* decay, bool is_reset, const float* by, float* to) {
+      strip_row_of<StripOrder::kAddDecayRead, true>(
+          num_vecs, {depth, decay, is_reset, added_key, added_value, 1, 0, 0, by, to}, strip);
+    };
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const int64_t at = t * in.ld_m + column;
+      step(in.decay + at, in.resets[t] != 0, query.row(t), out.row(t) + column);
+      for (int64_t m = 1; m < c.num_members; ++m) {
+        strip_read(num_vecs, depth, query.row(t, m), strip, out.row(t, m) + column);
+      }
+      added_key = key.row(t);
+      added_value = in.s + at;
+    }
+    float unused[kStripWidth];
+    if (!c.ends_sequence) step(in.ones, false, in.zeros, unused);
+  }
+}
+
 /// All rows back over the gradient of a state: it gains each member's key times value, is read, and
-/// decays.
-template <bool kDecaysColumns>
+/// decays, in this or another order.
+template <StripOrder kOrder, bool kDecaysColumns>
 void slots_backward(const SlotsChunk& c, const SlotsInputs& in, int64_t depth, int64_t dim,
                     const SlotsOperand& key, const SlotsOperand& value, const SlotsOperand& query,
                     const SlotsOperand& out, float* state) {
@@ -128,7 +172,7 @@ void slots_backward(const SlotsChunk& c, const SlotsInputs& in, int64_t depth, i
     const int64_t num_vecs = padded(dim - column) / kLanes;
     for (int64_t t = c.rows - 1; t >= 0; --t) {
       const float* decay = in.decay + t * in.ld_m + (kDecaysColumns ? column : 0);
-      strip_row_of<StripOrder::kAddReadDecay, kDecaysColumns>(
+      strip_row_of<kOrder, kDecaysColumns>(
           num_vecs,
           {depth, decay, in.resets[t] != 0, key.row(t), value.row(t) + column, c.num_members,
            key.step, value.step, query.row(t), out.row(t) + column},
@@ -139,7 +183,8 @@ void slots_backward(const SlotsChunk& c, const SlotsInputs& in, int64_t depth, i
 
 /// The operands of a chunk by name.
 struct SlotsOperands {
-  SlotsOperand q, k, v, s, logits, wide, dp, keys, values, slots, more_slots, weights, dlogits;
+  SlotsOperand q, k, v, s, logits, wide, dp, decayed_logits, decayed_dp, keys, values, slots,
+      more_slots, weights, dlogits;
 
   SlotsOperands(const SlotsChunk& c, const SlotsInputs& in) {
     const int64_t rows = c.max_rows;
@@ -151,6 +196,8 @@ struct SlotsOperands {
     logits = of(in.logits, in.ld_m);
     wide = of(in.wide, in.ld_v);
     dp = of(in.dp, in.ld_m);
+    decayed_logits = of(in.decayed_logits, in.ld_m);
+    decayed_dp = of(in.decayed_dp, in.ld_m);
     keys = of(in.keys, in.ld_k);
     values = of(in.values, in.ld_v);
     slots = of(in.slots, in.ld_m);
@@ -195,14 +242,30 @@ inline void slots_softmax_gradient(const SlotsChunk& c, const SlotsInputs& in,
     for (int64_t m = 0; m < c.num_members; ++m) {
       const float* p = x.weights.row(t, m);
       const float* dp = x.dp.row(t, m);
-      const float* l = x.logits.row(t, m);
+      const float* decayed_l = x.decayed_logits.row(t, m);
+      const float* decayed_dp = x.decayed_dp.row(t, m);
       float* dl = x.dlogits.row(t, m);
       const Vf mean = broadcast(row_dot(p, dp, c.num_slots));
       for (int64_t i = 0; i < c.num_slots; i += kLanes) {
         const Vf gradient = load(p + i) * (load(dp + i) - mean);
         store(dl + i, gradient);
-        const Vf read = fma(load(p + i), load(dp + i), load(l + i) * gradient);
+        const Vf read = fma(load(p + i), load(decayed_dp + i), load(decayed_l + i) * gradient);
         store(sums + i, load(sums + i) + read);
+      }
+    }
+  }
+}
+
+/// to = decayed + s (x.y) for each member, x and y what of the row meets in a state.
+inline void slots_add_own(const SlotsChunk& c, const SlotsInputs& in, const SlotsOperand& x,
+                          const SlotsOperand& y, int64_t dim, const SlotsOperand& decayed,
+                          const SlotsOperand& to) {
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const Vf own = broadcast(row_dot(x.row(t, m), y.row(t), dim));
+      for (int64_t i = 0; i < c.num_slots; i += kLanes) {
+        const Vf s = load(in.s + t * in.ld_m + i);
+        store(to.row(t, m) + i, fma(own, s, load(decayed.row(t, m) + i)));
       }
     }
   }
@@ -212,9 +275,11 @@ inline void slots_bwd_queries(const SlotsChunk& c) {
   SlotsInputs in = pack_slots(c);
   pack_slots_dout(c, in);
   const SlotsOperands x(c, in);
-  slots_forward<true>(c, in, c.head_dim, c.num_slots, x.k, x.s, x.q, x.logits, c.keys_by_slot);
+  slots_read_decayed(c, in, c.head_dim, x.k, x.q, x.decayed_logits, c.keys_by_slot);
+  slots_add_own(c, in, x.q, x.k, c.head_dim, x.decayed_logits, x.logits);
   slots_softmax(c, x.logits, x.weights);
-  slots_forward<true>(c, in, c.head_dim_v, c.num_slots, x.v, x.s, x.wide, x.dp, c.values_by_slot);
+  slots_read_decayed(c, in, c.head_dim_v, x.v, x.wide, x.decayed_dp, c.values_by_slot);
+  slots_add_own(c, in, x.wide, x.v, c.head_dim_v, x.decayed_dp, x.dp);
   slots_softmax_gradient(c, in, x);
   slots_forward<false>(c, in, c.num_slots, c.head_dim, x.s, x.k, x.dlogits, x.keys, c.keys_by_key);
   for (int64_t m = 0; m < c.num_members; ++m) {
@@ -243,12 +308,14 @@ inline void slots_state_dots(const SlotsChunk& c, const SlotsChunk& d) {
 inline void slots_gate_gradients(const SlotsChunk& c, const SlotsInputs& in, const float* ds,
                                  float* dg) {
   for (int64_t t = c.rows - 1; t >= 0; --t) {
+    // The states that sums begin with are without the last row.
+    const bool is_written = !c.ends_sequence || t + 1 < c.rows;
     for (int64_t i = 0; i < c.num_slots; ++i) {
       const int64_t at = t * in.ld_m + i;
       double sum = c.passing[i] + static_cast<double>(c.read_sums[at]);
-      sum = in.decay[at] == 0 ? 0 : sum - static_cast<double>(in.s[at] * ds[at]);
-      c.passing[i] = sum;
-      dg[at] = static_cast<float>(sum);
+      if (is_written) sum -= static_cast<double>(in.s[at] * ds[at]);
+      c.passing[i] = in.decay[at] == 0 ? 0 : sum;
+      dg[at] = static_cast<float>(c.passing[i]);
     }
   }
 }
@@ -257,19 +324,33 @@ inline void slots_bwd_keys(const SlotsChunk& c) {
   SlotsInputs in = pack_slots(c);
   pack_slots_dout(c, in);
   const SlotsOperands x(c, in);
-  slots_backward<true>(c, in, c.head_dim, c.num_slots, x.q, x.dlogits, x.k, x.slots,
-                       c.keys_by_slot);
-  slots_backward<true>(c, in, c.head_dim_v, c.num_slots, x.wide, x.weights, x.v, x.more_slots,
-                       c.values_by_slot);
-  slots_backward<false>(c, in, c.num_slots, c.head_dim, x.dlogits, x.q, x.s, x.keys, c.keys_by_key);
-  slots_backward<false>(c, in, c.num_slots, c.head_dim_v, x.weights, x.wide, x.s, x.values,
-                        c.values_by_value);
+  constexpr StripOrder kOwn = StripOrder::kAddReadDecay;
+  constexpr StripOrder kOthers = StripOrder::kReadAddDecay;
+  slots_backward<kOthers, true>(c, in, c.head_dim, c.num_slots, x.q, x.dlogits, x.k, x.slots,
+                                c.keys_by_slot);
+  slots_backward<kOthers, true>(c, in, c.head_dim_v, c.num_slots, x.wide, x.weights, x.v,
+                                x.more_slots, c.values_by_slot);
+  slots_backward<kOwn, false>(c, in, c.num_slots, c.head_dim, x.dlogits, x.q, x.s, x.keys,
+                              c.keys_by_key);
+  slots_backward<kOwn, false>(c, in, c.num_slots, c.head_dim_v, x.weights, x.wide, x.s, x.values,
+                              c.values_by_value);
   for (int64_t t = 0; t < c.rows; ++t) {
     for (int64_t i = t * in.ld_m; i < t * in.ld_m + c.num_slots; i += kLanes) {
       store(in.slots + i, load(in.slots + i) + load(in.more_slots + i));
     }
   }
   slots_gate_gradients(c, in, in.slots, in.more_slots);
+  for (int64_t m = 0; m < c.num_members; ++m) {
+    for (int64_t t = 0; t < c.rows; ++t) {
+      const Vf keys = broadcast(row_dot(x.q.row(t, m), x.k.row(t), c.head_dim));
+      const Vf values = broadcast(row_dot(x.wide.row(t, m), x.v.row(t), c.head_dim_v));
+      float* ds = x.slots.row(t);
+      for (int64_t i = 0; i < c.num_slots; i += kLanes) {
+        const Vf sum = fma(keys, load(x.dlogits.row(t, m) + i), load(ds + i));
+        store(ds + i, fma(values, load(x.weights.row(t, m) + i), sum));
+      }
+    }
+  }
   store_chunk_rows(in.keys, in.ld_k, c.rows, c.head_dim, c.dk);
   store_chunk_rows(in.values, in.ld_v, c.rows, c.head_dim_v, c.dv);
   store_chunk_rows(in.slots, in.ld_m, c.rows, c.num_slots, c.ds);

@@ -27,13 +27,14 @@ struct SlotsChunk {
   float* values_by_slot;   ///< Sv transposed: head_dim_v rows, columns are slots; of a backward
   float* values_by_value;  ///< Sv: a row for each slot
   // Of a backward; gradients of the states in the same forms, after the last forward chunk.
+  bool ends_sequence;
   const ChunkRows* dout;
   const ChunkRows* dq;
   ChunkRows dk, dv, ds, dg;
   float* weights;    ///< p of these rows, whole strips of slots, by member
   float* dlogits;    ///< likewise
   float* read_sums;  ///< what reading adds to a decay's gradient, whole strips of slots
-  double* passing;   ///< num_slots sums of the states times their gradients
+  double* passing;   ///< num_slots gradients of log decays
   char* scratch;
 };
 
