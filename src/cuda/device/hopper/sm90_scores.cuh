@@ -212,7 +212,7 @@ struct Sm90Scores {
     };
     const decltype(of_row(0)) of_rows[2] = {of_row(0), of_row(1)};
     seen[0] = seen[1] = 0;
-    constexpr int kAtOnce = 8;
+    constexpr int kAtOnce = 4;
     FLASHTILE_NO_UNROLL
     for (int first = 0; first < kBlockN / 4; first += kAtOnce) {
       uint32 bits[2] = {};
