@@ -7,16 +7,13 @@
 Needs matplotlib.
 """
 
-import argparse
-import json
-from pathlib import Path
-
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # pylint: disable=wrong-import-position
 
-ROOT = Path(__file__).resolve().parent.parent
+from cpu_plot import read_results, save  # pylint: disable=wrong-import-position
+
 COLOURS = {"attention": "#999999", "simple_gla": "#1b6ca8", "gated_delta_rule": "#e07b39"}
 NAMES = {"attention": "softmax attention, causal"}
 
@@ -48,12 +45,7 @@ def draw_shares(axes, lines):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", default="bench/results/cpu_linear.jsonl")
-    parser.add_argument("--out", default="docs/cpu_linear.png")
-    arguments = parser.parse_args()
-    text = (ROOT / arguments.results).read_text(encoding="ascii")
-    about, *lines = [json.loads(line) for line in text.splitlines()]
+    arguments, about, lines = read_results(__doc__, "cpu_linear")
     lengths = [line for line in lines if line["part"] == "lengths"]
     grid = [line for line in lines if line["part"] == "grid" and line["dtype"] == "f32"]
     figure, places = plt.subplots(1, 4, figsize=(16, 4), layout="constrained")
@@ -66,10 +58,7 @@ def main():
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     places[0].legend(fontsize=7, frameon=False)
-    threads = "one core" if about["threads"] == 1 else f"{about['threads']} cores"
-    figure.suptitle(f"Linear attention on {threads} of an {about['cpu']}, one head of 128",
-                    fontsize=11)
-    figure.savefig(ROOT / arguments.out, dpi=100)
+    save(figure, arguments, about, "Linear attention", ", one head of 128")
 
 
 if __name__ == "__main__":

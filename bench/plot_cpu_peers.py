@@ -7,16 +7,13 @@
 Needs matplotlib.
 """
 
-import argparse
-import json
-from pathlib import Path
-
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # pylint: disable=wrong-import-position
 
-ROOT = Path(__file__).resolve().parent.parent
+from cpu_plot import read_results, save  # pylint: disable=wrong-import-position
+
 COLOURS = {"flashtile": "#1b6ca8", "torch": "#e07b39", "jax": "#6aa84f", "onnxruntime": "#8e7cc3",
            "openvino": "#999999"}
 
@@ -42,12 +39,7 @@ def draw(axes, lines, title):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", default="bench/results/cpu_peers.jsonl")
-    parser.add_argument("--out", default="docs/cpu_peers.png")
-    arguments = parser.parse_args()
-    text = (ROOT / arguments.results).read_text(encoding="ascii")
-    about, *lines = [json.loads(line) for line in text.splitlines()]
+    arguments, about, lines = read_results(__doc__, "cpu_peers")
     lines = [line for line in lines if line["part"] == "grid"]
     figure, grid = plt.subplots(2, 2, figsize=(13, 7), layout="constrained")
     for row, dtype in zip(grid, ("f32", "bf16")):
@@ -58,9 +50,7 @@ def main():
     handles, names = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, names, fontsize=9, frameon=False, ncols=len(names),
                   loc="outside lower center")
-    threads = "one core" if about["threads"] == 1 else f"{about['threads']} cores"
-    figure.suptitle(f"Attention on {threads} of an {about['cpu']}", fontsize=11)
-    figure.savefig(ROOT / arguments.out, dpi=100)
+    save(figure, arguments, about, "Attention")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,14 @@ struct ScanBlocks {
   float* take(int64_t count = 1) { return scratch.take<float>(count * max_rows * kScanChannels); }
 };
 
+/// Of a kernel that takes so many blocks.
+template <int64_t kBlocks>
+int64_t scan_scratch_bytes(int64_t max_rows, int64_t) {
+  ScanBlocks blocks(nullptr, max_rows);
+  blocks.take(kBlocks);
+  return blocks.scratch.used;
+}
+
 inline void pack_scan_rows(const ScanChunk& c, const ChunkRows& source, float* to) {
   if (source.data != nullptr) pack_chunk_rows(source, c.rows, c.channels, 1.0f, to, kScanChannels);
 }
@@ -60,11 +68,7 @@ inline void gated_sum_states(const ScanChunk& c, const float* x, float* decay, f
   }
 }
 
-inline int64_t hgrn_fwd_scratch_bytes(int64_t max_rows, int64_t) {
-  ScanBlocks blocks(nullptr, max_rows);
-  blocks.take(3);
-  return blocks.scratch.used;
-}
+inline constexpr auto hgrn_fwd_scratch_bytes = scan_scratch_bytes<3>;
 
 inline void hgrn_fwd_chunk(const ScanChunk& c) {
   ScanBlocks blocks(c.scratch, c.max_rows);
@@ -79,11 +83,7 @@ inline void hgrn_fwd_chunk(const ScanChunk& c) {
   for (int64_t j = 0; j < c.channels; j += kLanes) store(c.state + j, load(last + j));
 }
 
-inline int64_t hgrn_bwd_scratch_bytes(int64_t max_rows, int64_t) {
-  ScanBlocks blocks(nullptr, max_rows);
-  blocks.take(5);
-  return blocks.scratch.used;
-}
+inline constexpr auto hgrn_bwd_scratch_bytes = scan_scratch_bytes<5>;
 
 inline void hgrn_bwd_chunk(const ScanChunk& c) {
   ScanBlocks blocks(c.scratch, c.max_rows);
@@ -143,11 +143,7 @@ struct MeanState {
   }
 };
 
-inline int64_t rwkv4_fwd_scratch_bytes(int64_t max_rows, int64_t) {
-  ScanBlocks blocks(nullptr, max_rows);
-  blocks.take(3);
-  return blocks.scratch.used;
-}
+inline constexpr auto rwkv4_fwd_scratch_bytes = scan_scratch_bytes<3>;
 
 inline void rwkv4_fwd_chunk(const ScanChunk& c) {
   ScanBlocks blocks(c.scratch, c.max_rows);
@@ -175,11 +171,7 @@ inline void rwkv4_fwd_chunk(const ScanChunk& c) {
   store_scan_rows(c, out, c.out);
 }
 
-inline int64_t rwkv4_bwd_scratch_bytes(int64_t max_rows, int64_t) {
-  ScanBlocks blocks(nullptr, max_rows);
-  blocks.take(5 + 3);
-  return blocks.scratch.used;
-}
+inline constexpr auto rwkv4_bwd_scratch_bytes = scan_scratch_bytes<5 + 3>;
 
 /// One row back, for kLanes channels: `state` is the one before the row, the gradient goes from
 /// behind it to before it.

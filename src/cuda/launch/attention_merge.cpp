@@ -8,25 +8,19 @@
 #include "cuda/jit/kernel.hpp"
 #include "cuda/launch/attention_params.hpp"
 #include "cuda/plan/attention_config.hpp"
+#include "cuda/plan/kernel_plan.hpp"
 #include "cuda/runtime/launch.hpp"
 
 namespace flashtile::cuda {
 namespace {
 
-KernelChoice merge_kernel(const MergeProblem& problem, DType out_dtype) {
-  constexpr int64_t kWarps = 4;
-  constexpr int64_t kMostCtas = 1 << 16;
-  KernelChoice kernel;
-  kernel.source = {"attention_merge",
-                   "#include \"cuda/device/ptx/convert.cuh\"\nstruct Config {\n"
-                   "  using Element = flashtile::device::Element;\n" +
-                       config_element("kElement", problem.dtype) +
-                       config_element("kOutElement", out_dtype) + "};\n",
-                   gpu_model(problem.device).arch,
-                   {}};
-  kernel.grid = {std::clamp<int64_t>(ceil_div(problem.num_rows(), kWarps), 1, kMostCtas), 1, 1};
-  kernel.num_threads = 32 * kWarps;
-  return kernel;
+KernelChoice merge_kernel(const MergeProblem& problem) {
+  return strided_kernel(gpu_model(problem.device), "attention_merge",
+                        "#include \"cuda/device/ptx/convert.cuh\"\nstruct Config {\n"
+                        "  using Element = flashtile::device::Element;\n" +
+                            config_element("kElement", problem.dtype) +
+                            config_element("kOutElement", problem.out_dtype) + "};\n",
+                        problem.num_rows());
 }
 
 /// Part 0 of a tensor whose first dimension is the parts.
@@ -71,7 +65,7 @@ void launch_attention_merge(const MergeProblem& problem, const MergePlan&, const
   params.head_dim = static_cast<int>(problem.head_dim_v);
   Context here = context;
   here.device = problem.device;
-  const KernelChoice kernel = merge_kernel(problem, args.out.dtype);
+  const KernelChoice kernel = merge_kernel(problem);
   launch(get_kernel(kernel.source, here), launch_shape(kernel), here, params);
 }
 

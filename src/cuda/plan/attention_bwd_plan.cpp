@@ -295,8 +295,8 @@ namespace {
 /// A kernel that streams, with `num_ctas` CTAs.
 KernelChoice stream_kernel(const AttentionProblem& problem, const char* stem, std::string config,
                            int64_t num_ctas, const StreamTiling& tiling) {
-  return tile_kernel(problem, stem, std::move(config), num_ctas, device::StreamShape::num_threads(),
-                     tiling.shape.shared_bytes());
+  return tile_kernel(*problem.gpu, stem, std::move(config), num_ctas,
+                     device::StreamShape::num_threads(), tiling.shape.shared_bytes());
 }
 
 /// What must be there before scores are worked out.
@@ -306,14 +306,14 @@ void add_first_kernels(const AttentionProblem& problem, const BackwardPlan& plan
       problem.batch_size * ceil_div(problem.max_seqlen_q, device::kRowPadding) * problem.num_heads;
   if (plan.cleared.bytes > 0) {
     kernels.push_back(
-        strided_kernel(problem, "attention_bwd_clear", "", ceil_div(plan.cleared.bytes, 128)));
+        strided_kernel(*problem.gpu, "attention_bwd_clear", "", ceil_div(plan.cleared.bytes, 128)));
   }
-  kernels.push_back(strided_kernel(problem, "attention_bwd_prepare", prepare_config(problem, plan),
-                                   num_row_blocks));
+  kernels.push_back(strided_kernel(*problem.gpu, "attention_bwd_prepare",
+                                   prepare_config(problem, plan), num_row_blocks));
   const BlockMapPlan& lists = plan.tiling ? plan.tile.blocks : plan.stream.blocks;
   const int64_t num_lines = lists.list_batches * lists.list_heads * lists.list_rows;
   if (num_lines > 0) {
-    kernels.push_back(strided_kernel(problem, "attention_prepare", "", num_lines));
+    kernels.push_back(strided_kernel(*problem.gpu, "attention_prepare", "", num_lines));
   }
   const auto add_map = [&](const BackwardMap& map, std::string config) {
     kernels.push_back(block_map_kernel(problem, map.blocks, map.num_m_blocks, std::move(config)));
@@ -358,8 +358,8 @@ void add_key_kernel(const AttentionProblem& problem, const BackwardPlan& plan,
   if (num_pairs * problem.max_seqlen_k == 0) return;
   if (!problem.dk && !problem.dv && !plan.sums_dq) return;
   if (plan.tiling) {
-    kernels.push_back(tile_kernel(problem, "attention_bwd_portable", tile_config(problem, plan),
-                                  plan.tile.num_n_blocks * num_pairs,
+    kernels.push_back(tile_kernel(*problem.gpu, "attention_bwd_portable",
+                                  tile_config(problem, plan), plan.tile.num_n_blocks * num_pairs,
                                   plan.tiling->shape.num_threads(),
                                   plan.tiling->shape.shared_bytes()));
     kernels.back().overlaps_previous = may_overlap(problem);
@@ -376,7 +376,7 @@ void add_last_kernels(const AttentionProblem& problem, const BackwardPlan& plan,
   const int64_t num_row_blocks =
       problem.batch_size * ceil_div(problem.max_seqlen_q, device::kRowPadding) * problem.num_heads;
   if (problem.dq && ((plan.sums_dq && !plan.finishes_dq) || problem.is_packed_q)) {
-    kernels.push_back(strided_kernel(problem, "attention_bwd_convert",
+    kernels.push_back(strided_kernel(*problem.gpu, "attention_bwd_convert",
                                      convert_config(problem, plan), num_row_blocks));
     kernels.back().overlaps_previous = may_overlap(problem);
   }
@@ -385,11 +385,11 @@ void add_last_kernels(const AttentionProblem& problem, const BackwardPlan& plan,
         "#include \"cuda/device/backward/aux_gradients.cuh\"\n"
         "struct Config {\n" +
         aux_sums_text(aux_sums(problem)) + "};\n";
-    kernels.push_back(strided_kernel(problem, "attention_bwd_aux", config,
+    kernels.push_back(strided_kernel(*problem.gpu, "attention_bwd_aux", config,
                                      ceil_div(problem.aux_gradient_elements, 32)));
   }
   if (plan.parts.bytes > 0) {
-    kernels.push_back(strided_kernel(problem, "attention_bwd_reduce", "", problem.num_heads));
+    kernels.push_back(strided_kernel(*problem.gpu, "attention_bwd_reduce", "", problem.num_heads));
   }
 }
 

@@ -204,7 +204,7 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
   if (problem.has_new_keys) {
     const int64_t rows =
         problem.max_seqlen_new * problem.num_heads_kv + problem.max_seqlen_q * problem.num_heads;
-    kernels.push_back(strided_kernel(problem, "attention_append", append_config(problem),
+    kernels.push_back(strided_kernel(*problem.gpu, "attention_append", append_config(problem),
                                      problem.batch_size * rows));
   }
   const std::string config = forward_config(problem, plan);
@@ -212,20 +212,20 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
     kernels.push_back(block_map_kernel(problem, blocks, plan.num_m_blocks, config));
   }
   if (plan.num_ctas > 0) {
-    kernels.push_back(tile_kernel(problem, "attention_fwd_portable", config, plan.num_ctas,
+    kernels.push_back(tile_kernel(*problem.gpu, "attention_fwd_portable", config, plan.num_ctas,
                                   plan.tiling.shape.num_threads(),
                                   plan.tiling.shape.shared_bytes()));
     kernels.back().overlaps_previous = may_overlap(problem);
   }
   if (plan.num_splits > 1) {
     const int64_t columns = plan.num_v_parts * plan.tiling.shape.head_dim_v;
-    kernels.push_back(tile_kernel(problem, "attention_combine", combine_config(problem, plan),
+    kernels.push_back(tile_kernel(*problem.gpu, "attention_combine", combine_config(problem, plan),
                                   plan.combine_ctas * problem.batch_size, 128, 3 * columns * 4));
     kernels.back().overlaps_previous = may_overlap(problem);
   }
   if (problem.wants_weights) {
     kernels.push_back(
-        strided_kernel(problem, "attention_weights", config,
+        strided_kernel(*problem.gpu, "attention_weights", config,
                        problem.batch_size * problem.num_heads * problem.max_seqlen_q));
   }
   return kernels;

@@ -317,7 +317,7 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
   if (plan.blocks.is_on) {
     kernels.push_back(block_map_kernel(problem, plan.blocks, plan.num_m_blocks, config));
   }
-  kernels.push_back(tile_kernel(problem, "attention_fwd_sm90", config, plan.num_ctas,
+  kernels.push_back(tile_kernel(*problem.gpu, "attention_fwd_sm90", config, plan.num_ctas,
                                 shape.num_threads(), shape.shared_bytes()));
   kernels.back().overlaps_previous = true;
   return kernels;

@@ -37,27 +37,27 @@ WorkspaceRegion WorkspaceRegions::take(int64_t bytes) {
 
 bool may_overlap(const AttentionProblem& problem) { return problem.gpu->compute_capability >= 90; }
 
-KernelChoice tile_kernel(const AttentionProblem& problem, std::string stem, std::string config,
+KernelChoice tile_kernel(const GpuModel& gpu, std::string stem, std::string config,
                          int64_t num_ctas, int64_t num_threads, int64_t shared_bytes) {
   constexpr int64_t kLargestGrid = (int64_t{1} << 31) - 1;
   KernelChoice kernel;
-  kernel.source = {std::move(stem), std::move(config), problem.gpu->arch, {}};
+  kernel.source = {std::move(stem), std::move(config), gpu.arch, {}};
   kernel.grid = {std::min(num_ctas, kLargestGrid), 1, 1};
   kernel.num_threads = num_threads;
   kernel.shared_bytes = shared_bytes;
   return kernel;
 }
 
-KernelChoice strided_kernel(const AttentionProblem& problem, std::string stem, std::string config,
+KernelChoice strided_kernel(const GpuModel& gpu, std::string stem, std::string config,
                             int64_t num_items) {
   constexpr int64_t kWarps = 4;
   constexpr int64_t kMostCtas = 1 << 14;
   const int64_t num_ctas = std::clamp<int64_t>(ceil_div(num_items, kWarps), 1, kMostCtas);
-  return tile_kernel(problem, std::move(stem), std::move(config), num_ctas, 32 * kWarps, 0);
+  return tile_kernel(gpu, std::move(stem), std::move(config), num_ctas, 32 * kWarps, 0);
 }
 
 KernelChoice prepare_kernel(const AttentionProblem& problem, int64_t num_lines) {
-  return strided_kernel(problem, "attention_prepare", "",
+  return strided_kernel(*problem.gpu, "attention_prepare", "",
                         std::max(num_lines, problem.num_heads / 32));
 }
 
@@ -65,7 +65,7 @@ KernelChoice block_map_kernel(const AttentionProblem& problem, const BlockMapPla
                               int64_t num_m_blocks, std::string config) {
   constexpr int64_t kMostCtas = 1 << 16;
   const int64_t num_words = blocks.map_batches * blocks.map_heads * num_m_blocks * blocks.map_words;
-  return tile_kernel(problem, "attention_blocks", std::move(config),
+  return tile_kernel(*problem.gpu, "attention_blocks", std::move(config),
                      std::clamp<int64_t>(num_words, 1, kMostCtas), device::BlockMapShape::kThreads,
                      device::BlockMapShape::kSharedBytes);
 }

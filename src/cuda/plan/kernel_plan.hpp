@@ -24,11 +24,11 @@ class WorkspaceRegions {
 bool may_overlap(const AttentionProblem& problem);
 
 /// A kernel with a CTA for each piece of work.
-KernelChoice tile_kernel(const AttentionProblem& problem, std::string stem, std::string config,
+KernelChoice tile_kernel(const GpuModel& gpu, std::string stem, std::string config,
                          int64_t num_ctas, int64_t num_threads, int64_t shared_bytes);
 
 /// A kernel of CTAs of four warps, which share `num_items` in strides.
-KernelChoice strided_kernel(const AttentionProblem& problem, std::string stem, std::string config,
+KernelChoice strided_kernel(const GpuModel& gpu, std::string stem, std::string config,
                             int64_t num_items);
 
 /// The kernel that clears max_logit, and makes bits of the lines of block lists.

@@ -34,6 +34,18 @@ class _DeltaLayer(RecurrentLayer):
     op = ""
     uses_l2norm = True
 
+    def make_heads(self, hidden_size: int, head_dim: int, expand_v: float, num_heads: int,
+                   num_v_heads: int | None, **convolutions: Any) -> None:
+        """Widths and projections where values have their own heads, and a gate."""
+        self.hidden_size, self.head_dim, self.num_heads = hidden_size, head_dim, num_heads
+        self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
+        self.head_k_dim = head_dim
+        self.head_v_dim = whole_number("head_dim * expand_v", head_dim * expand_v)
+        self.key_dim = num_heads * self.head_k_dim
+        self.value_dim = self.num_v_heads * self.head_v_dim
+        self.make_projections(hidden_size, (self.key_dim, self.key_dim, self.value_dim),
+                              **convolutions)
+
     def gates(self, hidden: Tensor, k: Tensor) -> dict[str, Tensor]:
         """beta, and g where there is one."""
         raise NotImplementedError
@@ -167,17 +179,9 @@ class GatedDeltaNet(_DeltaLayer):
                  layer_idx: int | None = None, norm_eps: float = 1e-5,
                  output_gate_activation: str = "swish") -> None:
         super().__init__(layer_idx)
-        self.mode, self.hidden_size, self.head_dim = mode, hidden_size, head_dim
-        self.num_heads = num_heads
-        self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
-        self.allow_neg_eigval, self.use_gate = allow_neg_eigval, use_gate
-        self.head_k_dim = head_dim
-        self.head_v_dim = whole_number("head_dim * expand_v", head_dim * expand_v)
-        self.key_dim = num_heads * self.head_k_dim
-        self.value_dim = self.num_v_heads * self.head_v_dim
-        self.make_projections(
-            hidden_size, (self.key_dim, self.key_dim, self.value_dim),
-            use_short_conv=use_short_conv, conv_size=conv_size, conv_bias=conv_bias)
+        self.mode, self.allow_neg_eigval, self.use_gate = mode, allow_neg_eigval, use_gate
+        self.make_heads(hidden_size, head_dim, expand_v, num_heads, num_v_heads,
+                        use_short_conv=use_short_conv, conv_size=conv_size, conv_bias=conv_bias)
         self.a_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False)
         self.b_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(self.num_v_heads).uniform_(0, 16).log())
@@ -223,17 +227,9 @@ class KimiDeltaAttention(_DeltaLayer):
                  conv_bias: bool = False, layer_idx: int | None = None,
                  norm_eps: float = 1e-5) -> None:
         super().__init__(layer_idx)
-        self.mode, self.hidden_size, self.head_dim = mode, hidden_size, head_dim
-        self.num_heads = num_heads
-        self.num_v_heads = num_heads if num_v_heads is None else num_v_heads
-        self.allow_neg_eigval, self.lower_bound = allow_neg_eigval, lower_bound
-        self.head_k_dim = head_dim
-        self.head_v_dim = whole_number("head_dim * expand_v", head_dim * expand_v)
-        self.key_dim = num_heads * self.head_k_dim
-        self.value_dim = self.num_v_heads * self.head_v_dim
-        self.make_projections(
-            hidden_size, (self.key_dim, self.key_dim, self.value_dim),
-            use_short_conv=use_short_conv, conv_size=conv_size, conv_bias=conv_bias)
+        self.mode, self.allow_neg_eigval, self.lower_bound = mode, allow_neg_eigval, lower_bound
+        self.make_heads(hidden_size, head_dim, expand_v, num_heads, num_v_heads,
+                        use_short_conv=use_short_conv, conv_size=conv_size, conv_bias=conv_bias)
         gate_dim = self.num_v_heads * self.head_k_dim
         self.f_proj = nn.Sequential(nn.Linear(hidden_size, self.head_v_dim, bias=False),
                                     nn.Linear(self.head_v_dim, gate_dim, bias=False))
