@@ -11,6 +11,7 @@
 #include "cpu/attention_call.hpp"
 #include "cpu/attention_merge.hpp"
 #include "cpu/cpu_info.hpp"
+#include "cpu/layer_part_call.hpp"
 #include "cpu/recurrent_call.hpp"
 #include "cpu/scalar_decay_call.hpp"
 #include "cpu/scan_call.hpp"
@@ -93,6 +94,7 @@ MergeImplementation merge_implementation() {
 std::string refuse_linear(const LinearProblem& problem) {
   if (problem.device.type != DeviceType::kCpu) return "runs on the CPU, tensors are on a device";
   if (problem.dtype == DType::kF64) return "computes in float32; f64 is served by the reference";
+  if (problem.num_past > kMaxPast) return "takes weights of at most 65 rows";
   return {};
 }
 
@@ -203,6 +205,11 @@ std::vector<LinearImplementation> cpu_linear_implementations(const LinearOp& op,
       if (is_step) return step_by_forward_list<plan_scan_fwd, launch_scan_fwd>(entries);
       return is_backward ? linear_list<plan_scan_bwd, launch_scan_bwd>(entries)
                          : linear_list<plan_scan_fwd, launch_scan_fwd>(entries);
+    case LinearFamily::kLayerPart:
+      if (is_step && !op.states.empty()) {
+        return step_by_forward_list<plan_layer_part, launch_layer_part>(entries);
+      }
+      return linear_list<plan_layer_part, launch_layer_part>(entries);
     default:
       return {};
   }

@@ -10,6 +10,7 @@
 #include "cpu/kernels/scalar_decay_fwd.hpp"
 #include "cpu/kernels/scan.hpp"
 #include "cpu/kernels/selective_scan.hpp"
+#include "cpu/kernels/short_conv.hpp"
 #include "cpu/kernels/slots.hpp"
 #include "cpu/kernels/state_step.hpp"
 
@@ -60,25 +61,24 @@ inline constexpr ScanKernels kRwkv4Kernels = {rwkv4_fwd_scratch_bytes, rwkv4_fwd
 
 /// Where a result is rounded to 16 bits the cheaper exponential is exact enough.
 #if defined(__AVX512BF16__)
+inline constexpr ScalarDecayOperandKernels kPairOperands =
+    scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>();
+#else
+inline constexpr ScalarDecayOperandKernels kPairOperands = {};
+#endif
+
 constexpr LinearKernels kLinearKernels = {
     {scalar_decay_state_ld, scalar_decay_dk_ld, scalar_decay_operand_kernels<FloatOperands, Exp2>(),
-     scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>()},
+     kPairOperands},
     kRecurrentKernels,
     kSlotsKernels,
     kHgrnKernels,
     kMamba1Kernels,
-    kRwkv4Kernels};
-#else
-constexpr LinearKernels kLinearKernels = {{scalar_decay_state_ld,
-                                           scalar_decay_dk_ld,
-                                           scalar_decay_operand_kernels<FloatOperands, Exp2>(),
-                                           {}},
-                                          kRecurrentKernels,
-                                          kSlotsKernels,
-                                          kHgrnKernels,
-                                          kMamba1Kernels,
-                                          kRwkv4Kernels};
-#endif
+    kRwkv4Kernels,
+    kShortConvKernels,
+    kLogDecayGateKernels,
+    kGatedNormKernels,
+    kFeatureMapKernels};
 
 const LinearKernels& linear_kernels() { return kLinearKernels; }
 

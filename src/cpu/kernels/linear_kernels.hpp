@@ -3,6 +3,7 @@
 // What one instruction set offers to the launchers of linear attention.
 #pragma once
 
+#include "cpu/kernels/layer_part_types.hpp"
 #include "cpu/kernels/recurrent_types.hpp"
 #include "cpu/kernels/scalar_decay_types.hpp"
 #include "cpu/kernels/scan_types.hpp"
@@ -15,6 +16,7 @@ struct LinearKernels {
   RecurrentKernels recurrent;
   SlotsKernels slots;
   ScanKernels hgrn, mamba1, rwkv4;
+  LayerPartKernels short_conv, log_decay_gate, gated_norm, feature_map;
 };
 
 // One for each instruction set that this build has; see src/cpu/registry.cpp.

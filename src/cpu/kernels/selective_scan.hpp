@@ -18,16 +18,6 @@
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
-/// log(1 + e^x), exact where e^x is small.
-FLASHTILE_INLINE Vf softplus(Vf x) {
-  const Vf e = exp(-abs(x));
-  const Vf sum = broadcast(1.0f) + e;
-  // What the sum lost of e is a factor of its logarithm.
-  const Vf lost = sum - broadcast(1.0f);
-  const Vf log1p = select(lost == zero(), e, log(sum) * (e / lost));
-  return select(x > zero(), x, zero()) + log1p;
-}
-
 /// Rows of ScanChunk::parameters.
 inline constexpr int64_t kSkipRow = 0, kStepBiasRow = 1, kDecayRow = 2;
 
@@ -109,7 +99,7 @@ inline void mamba1_fwd_chunk(const ScanChunk& c) {
       Vf y = fma(load(c.parameters + kSkipRow * kScanChannels + j), u, load(row + j));
       if (c.z.data != nullptr) {
         const Vf z = load(in.z + t * kScanChannels + j);
-        y = y * (z * sigmoid(z));
+        y = y * silu(z);
       }
       store(row + j, y);
     }
@@ -189,15 +179,13 @@ inline void selective_row_gradient(const ScanChunk& c, const SelectiveBwdScratch
   Vf dy = dout;
   if (c.z.data != nullptr) {
     const Vf z = load(in.z + at);
-    const Vf gate = sigmoid(z);
-    dy = dout * (z * gate);
+    dy = dout * silu(z);
     Vf y = skip * u;
     for (int64_t n = 0; n < c.head_dim; ++n) {
       const Vf s = load(scratch.states + (t + 1) * size + n * kScanChannels + j);
       y = fma(broadcast(C[n]), s, y);
     }
-    const Vf slope = gate * fma(z, broadcast(1.0f) - gate, broadcast(1.0f));
-    store(scratch.dz + at, dout * y * slope);
+    store(scratch.dz + at, dout * y * silu_slope(z));
   }
   Vf entered = zero();  // B.X
   Vf dstep = zero();

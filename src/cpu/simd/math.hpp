@@ -128,6 +128,23 @@ FLASHTILE_INLINE Vf sigmoid(Vf x) {
   return select(x >= zero(), broadcast(1.0f), e) / (broadcast(1.0f) + e);
 }
 
+/// log(1 + e^x), exact where e^x is small.
+FLASHTILE_INLINE Vf softplus(Vf x) {
+  const Vf e = exp(-abs(x));
+  const Vf sum = broadcast(1.0f) + e;
+  // What the sum lost of e is a factor of its logarithm.
+  const Vf lost = sum - broadcast(1.0f);
+  const Vf log1p = select(lost == zero(), e, log(sum) * (e / lost));
+  return select(x > zero(), x, zero()) + log1p;
+}
+
+/// x sigmoid(x), and its derivative.
+FLASHTILE_INLINE Vf silu(Vf x) { return x * sigmoid(x); }
+FLASHTILE_INLINE Vf silu_slope(Vf x) {
+  const Vf s = sigmoid(x);
+  return s * fma(x, broadcast(1.0f) - s, broadcast(1.0f));
+}
+
 /// Natural logarithm of one number, by the C library.
 FLASHTILE_INLINE float log_scalar(float x) { return __builtin_logf(x); }
 

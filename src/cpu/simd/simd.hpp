@@ -25,7 +25,8 @@
 //   integers  Vu: + - ^ & | << >> (logical), mul_lo, mul_hi (unsigned), ==, less_i32 (signed),
 //             as_vu, as_vf (bit casts), round_to_i32, i32_to_float, iota_u, store_u_groups
 //   across    reduce_add, reduce_max (in a fixed order), transpose (kLanes x kLanes of Vu)
-//   math.hpp  exp2, exp2_fast, exp, log, log2, tanh, sigmoid, log_scalar
+//   math.hpp  exp2, exp2_fast, exp, log, log2, tanh, sigmoid, softplus, silu, silu_slope,
+//             log_scalar
 
 #include "cpu/simd/types.hpp"
 

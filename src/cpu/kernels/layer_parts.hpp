@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Gates, norm and feature maps of layers, over rows in float32. Formulas are those of the
+// references (src/ops/layer_parts); elements of a row are lanes.
+
+#include "cpu/kernels/layer_part_types.hpp"
+#include "cpu/kernels/scan.hpp"
+
+namespace flashtile::cpu::FLASHTILE_ISA {
+
+/// Blocks of a chunk in float32.
+struct PartBlocks {
+  Scratch scratch;
+  int64_t floats;
+
+  PartBlocks(const LayerPartChunk& c, int64_t rows) : scratch{c.scratch}, floats(rows * c.ld) {}
+  float* take() { return scratch.take<float>(floats); }
+};
+
+/// Of the four blocks and the row of sums that a backward of gated_norm takes.
+inline int64_t row_part_scratch_bytes(int64_t max_rows, int64_t ld, int64_t) {
+  Scratch scratch{nullptr};
+  for (int n = 0; n < 4; ++n) scratch.take<float>(max_rows * ld);
+  scratch.take<float>(ld);
+  return scratch.used;
+}
+
+/// The rows of a tensor as floats; columns up to ld become 0.
+inline float* take_part_rows(const LayerPartChunk& c, const ChunkRows& source, PartBlocks& blocks) {
+  float* rows = blocks.take();
+  if (source.data != nullptr) pack_chunk_rows(source, c.rows, c.columns, 1.0f, rows, c.ld);
+  return rows;
+}
+
+inline void store_part_rows(const LayerPartChunk& c, const float* from, const ChunkRows& target) {
+  store_chunk_rows(from, c.ld, c.rows, c.columns, target);
+}
+
+/// Adds the sums of columns [j, j + kLanes) to a row of the parameters' gradients.
+FLASHTILE_INLINE void add_part_sums(const LayerPartChunk& c, int64_t row, int64_t j, Vf sums) {
+  add_to_doubles(select(first_lanes(c.columns - j), sums, zero()),
+                 c.dparameters + row * c.parameter_ld + j);
+}
+
+// ---- log_decay_gate ----
+
+struct LogDecayGate {
+  Vf value, slope, slope_of_A_log;
+
+  FLASHTILE_INLINE LogDecayGate(const LayerPartOptions& options, Vf y, Vf rate) {
+    const Vf factor = broadcast(options.factor);
+    if (options.has_lower_bound) {
+      const Vf s = sigmoid(rate * y);
+      value = broadcast(options.lower_bound) * s * factor;
+      slope = value * (broadcast(1.0f) - s) * rate;
+      slope_of_A_log = slope * y;
+    } else if (options.has_rate) {
+      value = -(rate * softplus(y)) * factor;
+      slope = -(rate * sigmoid(y)) * factor;
+      slope_of_A_log = value;
+    } else {
+      value = -softplus(-y) * factor;
+      slope = sigmoid(-y) * factor;
+      slope_of_A_log = zero();
+    }
+  }
+};
+
+/// Calls visit(index of the elements in a block, their gate) for columns [j, j + kLanes) of all
+/// rows.
+template <class Visit>
+FLASHTILE_INLINE void for_each_gate(const LayerPartChunk& c, const float* x, int64_t j,
+                                    const Visit& visit) {
+  const Vf bias = load(c.parameters + j);
+  const Vf rate = load(c.parameters + c.parameter_ld + j);
+  for (int64_t n = j; n < c.rows * c.ld; n += c.ld) {
+    visit(n, LogDecayGate(*c.options, load(x + n) + bias, rate));
+  }
+}
+
+inline void log_decay_gate_fwd_chunk(const LayerPartChunk& c) {
+  PartBlocks blocks(c, c.max_rows);
+  float* x = take_part_rows(c, c.x, blocks);
+  for (int64_t j = 0; j < c.columns; j += kLanes) {
+    for_each_gate(c, x, j, [&](int64_t n, const LogDecayGate& gate) { store(x + n, gate.value); });
+  }
+  store_part_rows(c, x, c.out);
+}
+
+inline void log_decay_gate_bwd_chunk(const LayerPartChunk& c) {
+  PartBlocks blocks(c, c.max_rows);
+  float* x = take_part_rows(c, c.x, blocks);
+  const float* dout = take_part_rows(c, c.dout, blocks);
+  for (int64_t j = 0; j < c.columns; j += kLanes) {
+    Vf dbias = zero();
+    Vf dA_log = zero();
+    for_each_gate(c, x, j, [&](int64_t n, const LogDecayGate& gate) {
+      const Vf dx = load(dout + n) * gate.slope;
+      store(x + n, dx);
+      dbias = dbias + dx;
+      dA_log = fma(load(dout + n), gate.slope_of_A_log, dA_log);
+    });
+    add_part_sums(c, 0, j, dbias);
+    add_part_sums(c, 1, j, dA_log);
+  }
+  store_part_rows(c, x, c.dx);
+}
+
+// ---- gated_norm ----
+
+FLASHTILE_INLINE Vf norm_gate(const LayerPartOptions& options, Vf z) {
+  return options.is_sigmoid ? sigmoid(z) : silu(z);
+}
+FLASHTILE_INLINE Vf norm_gate_slope(const LayerPartOptions& options, Vf z) {
+  const Vf s = sigmoid(z);
+  return options.is_sigmoid ? s * (broadcast(1.0f) - s) : silu_slope(z);
+}
+
+/// One row of a head.
+struct NormRow {
+  const LayerPartChunk& c;
+  const float* x;
+  const float* z;
+  bool has_gate_before, has_gate_behind;
+
+  FLASHTILE_INLINE NormRow(const LayerPartChunk& chunk, const float* x_row, const float* z_row)
+      : c(chunk), x(x_row), z(z_row) {
+    has_gate_before = c.options->has_gate && c.options->is_gate_first;
+    has_gate_behind = c.options->has_gate && !c.options->is_gate_first;
+  }
+
+  /// y = x times what comes before the norm, may be in place; returns 1 / sqrt(mean of y^2 + eps).
+  FLASHTILE_INLINE Vf normalize(float* y) const {
+    Vf squares = zero();
+    for (int64_t j = 0; j < c.columns; j += kLanes) {
+      Vf product = load(x + j);
+      if (has_gate_before) product = product * norm_gate(*c.options, load(z + j));
+      store(y + j, product);
+      squares = fma(product, product, squares);
+    }
+    const float mean = reduce_add(squares) / static_cast<float>(c.columns);
+    return broadcast(1.0f / __builtin_sqrtf(mean + c.options->eps));
+  }
+  /// a times what comes behind the norm.
+  FLASHTILE_INLINE Vf behind(Vf a, int64_t j) const {
+    return has_gate_behind ? a * norm_gate(*c.options, load(z + j)) : a;
+  }
+  FLASHTILE_INLINE Vf weight(int64_t j) const { return load(c.parameters + j); }
+};
+
+inline void gated_norm_fwd_chunk(const LayerPartChunk& c) {
+  PartBlocks blocks(c, c.max_rows);
+  float* x = take_part_rows(c, c.x, blocks);
+  const float* z = take_part_rows(c, c.z, blocks);
+  for (int64_t n = 0; n < c.rows * c.ld; n += c.ld) {
+    const NormRow row(c, x + n, z + n);
+    const Vf factor = row.normalize(x + n);
+    for (int64_t j = 0; j < c.columns; j += kLanes) {
+      store(x + n + j, row.behind(load(x + n + j) * factor * row.weight(j), j));
+    }
+  }
+  store_part_rows(c, x, c.out);
+}
+
+/// One row back: x and z become their gradients, and dweight is added to. y is room for a row.
+inline void gated_norm_row_gradient(const NormRow& row, const float* dout, float* y, float* dx,
+                                    float* dz, float* dweight) {
+  const LayerPartChunk& c = row.c;
+  const Vf factor = row.normalize(y);
+  Vf products = zero();
+  for (int64_t j = 0; j < c.columns; j += kLanes) {
+    const Vf u = load(y + j) * factor;
+    const Vf by_weight = row.behind(load(dout + j), j) * u;
+    store(dweight + j, load(dweight + j) + by_weight);
+    products = fma(by_weight, row.weight(j), products);
+  }
+  const Vf mean = broadcast(reduce_add(products) / static_cast<float>(c.columns));
+  for (int64_t j = 0; j < c.columns; j += kLanes) {
+    const Vf u = load(y + j) * factor;
+    const Vf dnormed = load(dout + j) * row.weight(j);
+    const Vf dy = factor * fnma(u, mean, row.behind(dnormed, j));
+    const Vf dgate = row.has_gate_before ? dy * load(row.x + j) : dnormed * u;
+    const Vf gate = load(row.z + j);
+    store(dx + j, row.has_gate_before ? dy * norm_gate(*c.options, gate) : dy);
+    if (c.options->has_gate) store(dz + j, dgate * norm_gate_slope(*c.options, gate));
+  }
+}
+
+inline void gated_norm_bwd_chunk(const LayerPartChunk& c) {
+  PartBlocks blocks(c, c.max_rows);
+  float* x = take_part_rows(c, c.x, blocks);
+  float* z = take_part_rows(c, c.z, blocks);
+  const float* dout = take_part_rows(c, c.dout, blocks);
+  float* y = blocks.take();
+  float* dweight = blocks.scratch.take<float>(c.ld);
+  fill_row(dweight, c.columns, 0);
+  for (int64_t n = 0; n < c.rows * c.ld; n += c.ld) {
+    gated_norm_row_gradient(NormRow(c, x + n, z + n), dout + n, y, x + n, z + n, dweight);
+  }
+  for (int64_t j = 0; j < c.columns; j += kLanes) add_part_sums(c, 0, j, load(dweight + j));
+  store_part_rows(c, x, c.dx);
+  store_part_rows(c, z, c.dz);
+}
+
+// ---- feature_map ----
+
+/// softmax of a row in place; columns behind the last one become 0.
+inline void softmax_row(float* x, int64_t columns) {
+  const float top = row_max_of(x, columns, -__builtin_inff());
+  const float sum = exp_row<Exp>(x, columns, top, x);
+  scale_row(x, columns, 1.0f / sum);
+}
+
+/// All maps but softmax, and their derivatives.
+FLASHTILE_INLINE Vf map_element(FeatureMap map, Vf x) {
+  if (map == FeatureMap::kElu) return select(x > zero(), x + broadcast(1.0f), exp(x));
+  const Vf positive = max(x, zero());
+  return map == FeatureMap::kRelu ? positive : positive * positive;
+}
+FLASHTILE_INLINE Vf map_slope(FeatureMap map, Vf x) {
+  if (map == FeatureMap::kElu) return select(x > zero(), broadcast(1.0f), exp(x));
+  const Vf positive = max(x, zero());
+  if (map == FeatureMap::kReluSquared) return positive + positive;
+  return select(x > zero(), broadcast(1.0f), zero());
+}
+
+inline void feature_map_fwd_chunk(const LayerPartChunk& c) {
+  PartBlocks blocks(c, c.max_rows);
+  float* x = take_part_rows(c, c.x, blocks);
+  for (int64_t n = 0; n < c.rows * c.ld; n += c.ld) {
+    if (c.options->map == FeatureMap::kSoftmax) {
+      softmax_row(x + n, c.columns);
+      continue;
+    }
+    for (int64_t j = n; j < n + c.columns; j += kLanes) {
+      store(x + j, map_element(c.options->map, load(x + j)));
+    }
+  }
+  store_part_rows(c, x, c.out);
+}
+
+inline void feature_map_bwd_chunk(const LayerPartChunk& c) {
+  PartBlocks blocks(c, c.max_rows);
+  float* x = take_part_rows(c, c.x, blocks);
+  const float* dout = take_part_rows(c, c.dout, blocks);
+  const bool is_softmax = c.options->map == FeatureMap::kSoftmax;
+  for (int64_t n = 0; n < c.rows * c.ld; n += c.ld) {
+    if (is_softmax) {
+      softmax_row(x + n, c.columns);
+      const float mean = row_dot(x + n, dout + n, c.columns);
+      softmax_grad_row(x + n, dout + n, c.columns, mean, 1.0f, x + n);
+      continue;
+    }
+    for (int64_t j = n; j < n + c.columns; j += kLanes) {
+      store(x + j, load(dout + j) * map_slope(c.options->map, load(x + j)));
+    }
+  }
+  store_part_rows(c, x, c.dx);
+}
+
+inline constexpr LayerPartKernels kLogDecayGateKernels = {
+    row_part_scratch_bytes, log_decay_gate_fwd_chunk, log_decay_gate_bwd_chunk};
+inline constexpr LayerPartKernels kGatedNormKernels = {row_part_scratch_bytes, gated_norm_fwd_chunk,
+                                                       gated_norm_bwd_chunk};
+inline constexpr LayerPartKernels kFeatureMapKernels = {
+    row_part_scratch_bytes, feature_map_fwd_chunk, feature_map_bwd_chunk};
+
+}  // namespace flashtile::cpu::FLASHTILE_ISA
