@@ -3,8 +3,13 @@
 // Backward of scalar decay on the CPU. A task is one key head of one sequence with all states that
 // read it, from the last chunk to the first. States inside of the sequence are worked out again:
 // one is kept for each span, and within a span one for each chunk.
+//
+// Where such tasks are fewer than workers, all workers take one after the other by two levels: in a
+// span first the states before its chunks and the gradients of those behind them, side by side,
+// then its chunks in any order. The sums are the same, and so are the bits.
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "core/executor.hpp"
 #include "core/workspace.hpp"
@@ -43,10 +48,13 @@ struct BwdSizes {
 };
 
 struct BwdMemory {
-  float* span_states;   ///< before each span, of each state
-  float* chunk_states;  ///< before each chunk of a span, of each state
-  float* row_state;     ///< before a row, where rows are taken one by one
-  float* dstate;        ///< of each state
+  float* span_states;  ///< before each span, of each state
+  /// Before each chunk of a span, of each state; by two levels the second worker's are gradients of
+  /// those behind each chunk.
+  float* chunk_states;
+  float* row_state;  ///< before a row, where rows are taken one by one
+  float* row_dstate;
+  float* dstate;  ///< of each state
   float* dq;
   float* dk;
   char* scratch;
@@ -55,8 +63,10 @@ struct BwdMemory {
             WorkspaceCursor& cursor) {
     const auto& operands = scalar_decay_operands(isa.linear->scalar_decay, problem.dtype);
     span_states = cursor.take<float>(sizes.num_states * sizes.num_spans * sizes.state_floats);
-    chunk_states = cursor.take<float>(sizes.num_states * sizes.span_chunks * sizes.state_floats);
+    chunk_states = cursor.take<float>(sizes.num_states * sizes.span_chunks *
+                                      std::max(sizes.state_floats, sizes.dstate_floats));
     row_state = cursor.take<float>(sizes.state_floats);
+    row_dstate = cursor.take<float>(sizes.dstate_floats);
     dstate = cursor.take<float>(sizes.num_states * sizes.dstate_floats);
     dq = cursor.take<float>(sizes.shape.max_rows * sizes.ld_k);
     dk = cursor.take<float>(sizes.shape.max_rows * sizes.ld_k);
@@ -70,35 +80,58 @@ struct BwdHead {
   ScalarGates gates;
   std::vector<float> skip;
   std::vector<double> dlog_decay, dweight;
-  std::vector<double> dskip;  ///< of each value dimension
+  std::vector<double> dskip;  ///< of each chunk and value dimension
   bool has_initial = false;
-  bool has_dstate = false;
+  bool has_dfinal = false;
+};
+
+/// What a worker changes while it works on a stream.
+struct BwdWork {
+  const BwdMemory& memory;
+  ChunkGateRows gate_rows;
+  std::vector<ChunkRows> q, dout, dq;
+
+  BwdWork(const BwdMemory& of_worker, const BwdSizes& sizes)
+      : memory(of_worker), gate_rows(sizes.shape.max_rows) {}
 };
 
 /// One key head of one sequence.
 class BwdStream {
  public:
+  /// With the memory of one worker, or of all of them.
   BwdStream(const IsaEntry& isa, const LinearProblem& problem, const BwdSizes& sizes,
             const LinearArgs& args, const LinearSequence& sequence, int64_t key_head,
-            const BwdMemory& memory)
+            std::span<const BwdMemory> memories)
       : problem_(problem),
         sizes_(sizes),
         args_(args),
         sequence_(sequence),
         key_head_(key_head),
-        memory_(memory),
+        memories_(memories),
+        memory_(memories[0]),
         operands_(scalar_decay_operands(isa.linear->scalar_decay, problem.dtype)),
-        gate_rows_(sizes.shape.max_rows),
         num_chunks_(ceil_div(sequence.length, sizes.shape.max_rows)) {
     for (int64_t i = 0; i < sizes.num_states; ++i) add_head(key_head * sizes.num_states + i);
   }
 
+  /// On the thread that calls.
   void run(ParameterSums& sums) {
+    run_spans([this](int64_t span) { run_span(span); }, sums);
+  }
+
+  /// By two levels, on the context's workers.
+  void run_by_levels(const Context& context, ParameterSums& sums) {
+    run_spans([&](int64_t span) { run_span_by_levels(span, context); }, sums);
+  }
+
+ private:
+  template <class RunSpan>
+  void run_spans(const RunSpan& run_one, ParameterSums& sums) {
     const int64_t num_spans = ceil_div(num_chunks_, sizes_.span_chunks);
     load_initial_states();
     for (int64_t span = 0; span + 1 < num_spans; ++span) save_next_span(span);
     load_dstates();
-    for (int64_t span = num_spans - 1; span >= 0; --span) run_span(span);
+    for (int64_t span = num_spans - 1; span >= 0; --span) run_one(span);
     const bool has_norm = sizes_.shape.divisor != ChunkDivisor::kNone;
     for (size_t i = 0; i < heads_.size(); ++i) {
       const BwdHead& each = heads_[i];
@@ -106,14 +139,13 @@ class BwdStream {
                        sizes_.ld_v, dstate(i));
       store_gate_gradients(problem_, args_, sequence_, each.head, each.gates, each.dlog_decay,
                            each.dweight, sums);
-      for (size_t j = 0; j < each.dskip.size(); ++j) {
-        sums.add(args_.gradients.D, sequence_.batch_idx, each.head, static_cast<int64_t>(j),
-                 each.dskip[j]);
+      for (size_t n = 0; n < each.dskip.size(); ++n) {
+        sums.add(args_.gradients.D, sequence_.batch_idx, each.head,
+                 static_cast<int64_t>(n % each.skip.size()), each.dskip[n]);
       }
     }
   }
 
- private:
   void add_head(int64_t head) {
     BwdHead added;
     added.head = head;
@@ -123,7 +155,7 @@ class BwdStream {
     for (int64_t j = 0; args_.inputs.D && j < problem_.head_dim_v; ++j) {
       added.skip.push_back(static_cast<float>(load_parameter(args_.inputs.D, head, j)));
     }
-    added.dskip.assign(added.skip.size(), 0.0);
+    added.dskip.assign(static_cast<size_t>(num_chunks_) * added.skip.size(), 0.0);
     heads_.push_back(std::move(added));
   }
 
@@ -142,8 +174,17 @@ class BwdStream {
            (static_cast<int64_t>(i) * sizes_.span_chunks + chunk % sizes_.span_chunks) *
                sizes_.state_floats;
   }
+  /// Behind a chunk, by two levels.
+  float* chunk_dstate(size_t i, int64_t chunk) const {
+    return memories_[1].chunk_states +
+           (static_cast<int64_t>(i) * sizes_.span_chunks + chunk % sizes_.span_chunks) *
+               sizes_.dstate_floats;
+  }
   void copy_state(const float* from, float* to) const {
     std::memcpy(to, from, static_cast<size_t>(sizes_.state_floats) * sizeof(float));
+  }
+  void copy_dstate(const float* from, float* to) const {
+    std::memcpy(to, from, static_cast<size_t>(sizes_.dstate_floats) * sizeof(float));
   }
   int64_t chunk_begin(int64_t chunk) const { return chunk * sizes_.shape.max_rows; }
   int64_t chunk_end(int64_t chunk) const {
@@ -173,109 +214,164 @@ class BwdStream {
     const auto& dfinal = args_.dfinal_states;
     const bool has_norm = sizes_.shape.divisor != ChunkDivisor::kNone;
     for (size_t i = 0; i < heads_.size(); ++i) {
-      heads_[i].has_dstate = bool(dfinal.state) || (has_norm && dfinal.norm);
+      heads_[i].has_dfinal = bool(dfinal.state) || (has_norm && dfinal.norm);
       load_state_rows(problem_, dfinal, sequence_.batch_idx, heads_[i].head, has_norm, sizes_.ld_v,
                       dstate(i));
     }
   }
 
   /// The chunk of rows [begin, begin + count) without what differs between the passes.
-  ScalarDecayBwdChunk make_chunk(BwdHead& head, int64_t begin, int64_t count, float* state) {
+  ScalarDecayBwdChunk make_chunk(const BwdHead& head, int64_t begin, int64_t count, float* state,
+                                 BwdWork& work) const {
     ScalarDecayBwdChunk chunk{};
     chunk.shape = &sizes_.shape;
     chunk.rows = count;
     chunk.k = chunk_rows(rows(args_.inputs.k, key_head_), begin);
     chunk.v = chunk_rows(rows(args_.inputs.v, head.head), begin);
-    chunk.gates = gate_rows_.of(head.gates, has_input_weight(*problem_.op), begin, count);
+    chunk.gates = work.gate_rows.of(head.gates, has_input_weight(*problem_.op), begin, count);
     chunk.state = state;
     chunk.has_state = head.has_initial || begin > 0;
     chunk.next_begin = count;
     chunk.next_end = std::min(count + sizes_.shape.max_rows, sequence_.length - begin);
-    chunk.scratch = memory_.scratch;
+    chunk.scratch = work.memory.scratch;
     return chunk;
   }
 
-  void advance_rows(BwdHead& head, int64_t begin, int64_t end, float* state) {
-    for (int64_t t = begin; t < end; ++t) operands_.bwd_state(make_chunk(head, t, 1, state));
+  void advance_rows(const BwdHead& head, int64_t begin, int64_t end, float* state,
+                    BwdWork& work) const {
+    for (int64_t t = begin; t < end; ++t) operands_.bwd_state(make_chunk(head, t, 1, state, work));
   }
 
-  void advance_chunk(BwdHead& head, int64_t chunk, float* state) {
+  void advance_chunk(const BwdHead& head, int64_t chunk, float* state, BwdWork& work) const {
     const int64_t begin = chunk_begin(chunk);
     const int64_t end = chunk_end(chunk);
-    if (operands_.bwd_state(make_chunk(head, begin, end - begin, state))) return;
-    advance_rows(head, begin, end, state);
+    if (operands_.bwd_state(make_chunk(head, begin, end - begin, state, work))) return;
+    advance_rows(head, begin, end, state, work);
   }
 
   void save_next_span(int64_t span) {
+    BwdWork work(memory_, sizes_);
     for (size_t i = 0; i < heads_.size(); ++i) {
       copy_state(span_state(i, span), span_state(i, span + 1));
       for (int64_t n = 0; n < sizes_.span_chunks; ++n) {
-        advance_chunk(heads_[i], span * sizes_.span_chunks + n, span_state(i, span + 1));
+        advance_chunk(heads_[i], span * sizes_.span_chunks + n, span_state(i, span + 1), work);
+      }
+    }
+  }
+
+  int64_t first_chunk(int64_t span) const { return span * sizes_.span_chunks; }
+  int64_t end_chunk(int64_t span) const { return std::min(first_chunk(span + 1), num_chunks_); }
+
+  /// The states before the chunks of a span.
+  void fill_states(size_t i, int64_t span, BwdWork& work) const {
+    const int64_t first = first_chunk(span);
+    copy_state(span_state(i, span), chunk_state(i, first));
+    for (int64_t chunk = first; chunk + 1 < end_chunk(span); ++chunk) {
+      copy_state(chunk_state(i, chunk), chunk_state(i, chunk + 1));
+      advance_chunk(heads_[i], chunk, chunk_state(i, chunk + 1), work);
+    }
+  }
+
+  /// The gradients of the states behind the chunks of a span, and of that before it.
+  void fill_dstates(size_t i, int64_t span, BwdWork& work) {
+    for (int64_t chunk = end_chunk(span) - 1; chunk >= first_chunk(span); --chunk) {
+      float* const behind = chunk_dstate(i, chunk);
+      copy_dstate(dstate(i), behind);
+      const int64_t begin = chunk_begin(chunk);
+      const int64_t end = chunk_end(chunk);
+      if (operands_.bwd_dstate(make_full_chunk(i, chunk, begin, end, nullptr, dstate(i), work))) {
+        continue;
+      }
+      for (int64_t t = end - 1; t >= begin; --t) {
+        operands_.bwd_dstate(make_full_chunk(i, chunk, t, t + 1, nullptr, dstate(i), work));
       }
     }
   }
 
   void run_span(int64_t span) {
-    const int64_t first = span * sizes_.span_chunks;
-    const int64_t end = std::min(first + sizes_.span_chunks, num_chunks_);
-    for (size_t i = 0; i < heads_.size(); ++i) {
-      copy_state(span_state(i, span), chunk_state(i, first));
-      for (int64_t chunk = first; chunk + 1 < end; ++chunk) {
-        copy_state(chunk_state(i, chunk), chunk_state(i, chunk + 1));
-        advance_chunk(heads_[i], chunk, chunk_state(i, chunk + 1));
+    BwdWork work(memory_, sizes_);
+    for (size_t i = 0; i < heads_.size(); ++i) fill_states(i, span, work);
+    for (int64_t chunk = end_chunk(span) - 1; chunk >= first_chunk(span); --chunk) {
+      for (size_t i = 0; i < heads_.size(); ++i) {
+        run_chunk(i, chunk, dstate(i), /*keeps_dstate=*/false, work);
       }
     }
-    for (int64_t chunk = end - 1; chunk >= first; --chunk) {
-      for (size_t i = 0; i < heads_.size(); ++i) run_chunk(i, chunk);
-    }
   }
 
-  void run_chunk(size_t i, int64_t chunk) {
+  void run_span_by_levels(int64_t span, const Context& context) {
+    const auto num_heads = static_cast<int64_t>(heads_.size());
+    parallel_for(context, 2 * num_heads, [&](int64_t task, int worker) {
+      BwdWork work(memories_[static_cast<size_t>(worker)], sizes_);
+      const auto i = static_cast<size_t>(task / 2);
+      if (task % 2 == 0) {
+        fill_states(i, span, work);
+      } else {
+        fill_dstates(i, span, work);
+      }
+    });
+    parallel_for(context, end_chunk(span) - first_chunk(span), [&](int64_t task, int worker) {
+      BwdWork work(memories_[static_cast<size_t>(worker)], sizes_);
+      const int64_t chunk = first_chunk(span) + task;
+      for (size_t i = 0; i < heads_.size(); ++i) {
+        run_chunk(i, chunk, chunk_dstate(i, chunk), /*keeps_dstate=*/true, work);
+      }
+    });
+  }
+
+  /// `dstate` is that behind the chunk, and becomes that before it unless it is kept.
+  void run_chunk(size_t i, int64_t chunk, float* dstate, bool keeps_dstate, BwdWork& work) {
     const int64_t begin = chunk_begin(chunk);
     const int64_t end = chunk_end(chunk);
-    if (run_rows(i, begin, begin, end, chunk_state(i, chunk))) return;
+    float* const state = chunk_state(i, chunk);
+    ScalarDecayBwdChunk whole = make_full_chunk(i, chunk, begin, end, state, dstate, work);
+    whole.keeps_dstate = keeps_dstate;
+    if (operands_.bwd_chunk(whole)) return;
+    if (keeps_dstate) {
+      copy_dstate(dstate, work.memory.row_dstate);
+      dstate = work.memory.row_dstate;
+    }
     for (int64_t t = end - 1; t >= begin; --t) {
-      copy_state(chunk_state(i, chunk), memory_.row_state);
-      advance_rows(heads_[i], begin, t, memory_.row_state);
-      run_rows(i, begin, t, t + 1, memory_.row_state);
+      copy_state(state, work.memory.row_state);
+      advance_rows(heads_[i], begin, t, work.memory.row_state, work);
+      operands_.bwd_chunk(make_full_chunk(i, chunk, t, t + 1, work.memory.row_state, dstate, work));
     }
   }
 
-  /// Rows [begin, end) of a chunk that begins at chunk_begin.
-  bool run_rows(size_t i, int64_t chunk_begin, int64_t begin, int64_t end, float* state) {
+  /// Rows [begin, end) of a chunk.
+  ScalarDecayBwdChunk make_full_chunk(size_t i, int64_t chunk_idx, int64_t begin, int64_t end,
+                                      float* state, float* dstate, BwdWork& work) {
     BwdHead& head = heads_[i];
-    ScalarDecayBwdChunk chunk = make_chunk(head, begin, end - begin, state);
-    q_.clear();
-    dout_.clear();
-    dq_.clear();
+    ScalarDecayBwdChunk chunk = make_chunk(head, begin, end - begin, state, work);
+    work.q.clear();
+    work.dout.clear();
+    work.dq.clear();
     for (int64_t member = 0; member < problem_.heads_a_state(); ++member) {
       const int64_t head_out = head.head * problem_.heads_a_state() + member;
       const int64_t query_head = problem_.query_head_of(head_out);
-      q_.push_back(chunk_rows(rows(args_.inputs.q, query_head), begin));
-      dout_.push_back(chunk_rows(rows(args_.dout, head_out), begin));
-      dq_.push_back(chunk_rows(rows(args_.gradients.q, query_head), begin));
+      work.q.push_back(chunk_rows(rows(args_.inputs.q, query_head), begin));
+      work.dout.push_back(chunk_rows(rows(args_.dout, head_out), begin));
+      work.dq.push_back(chunk_rows(rows(args_.gradients.q, query_head), begin));
     }
-    chunk.q = q_.data();
-    chunk.dout = dout_.data();
+    const int64_t first_row = begin - chunk_begin(chunk_idx);
+    chunk.q = work.q.data();
+    chunk.dout = work.dout.data();
     chunk.num_members = problem_.heads_a_state();
     chunk.skip = head.skip.empty() ? nullptr : head.skip.data();
-    chunk.dstate = dstate(i);
-    chunk.has_dstate = head.has_dstate;
-    chunk.dq = memory_.dq + (begin - chunk_begin) * sizes_.ld_k;
-    chunk.dk = memory_.dk + (begin - chunk_begin) * sizes_.ld_k;
+    chunk.dstate = dstate;
+    chunk.has_dstate = head.has_dfinal || end < sequence_.length;
+    chunk.dq = work.memory.dq + first_row * sizes_.ld_k;
+    chunk.dk = work.memory.dk + first_row * sizes_.ld_k;
     chunk.is_added = i > 0;
     chunk.is_last = i + 1 == heads_.size();
-    chunk.dq_rows = dq_.data();
+    chunk.dq_rows = work.dq.data();
     chunk.dk_rows = chunk_rows(rows(args_.gradients.k, key_head_), begin);
     chunk.dv = chunk_rows(rows(args_.gradients.v, head.head), begin);
     chunk.next_begin = -std::min(sizes_.shape.max_rows, begin);
     chunk.next_end = 0;
     chunk.dlog_decay = head.dlog_decay.data() + begin;
     chunk.dweight = head.dweight.data() + begin;
-    chunk.dskip = head.dskip.data();
-    const bool is_done = operands_.bwd_chunk(chunk);
-    head.has_dstate = head.has_dstate || is_done;
-    return is_done;
+    chunk.dskip = head.dskip.data() + static_cast<size_t>(chunk_idx) * head.skip.size();
+    return chunk;
   }
 
   const LinearProblem& problem_;
@@ -283,12 +379,11 @@ class BwdStream {
   const LinearArgs& args_;
   const LinearSequence& sequence_;
   int64_t key_head_;
-  const BwdMemory& memory_;
+  std::span<const BwdMemory> memories_;
+  const BwdMemory& memory_;  ///< the first one's, which has what all share
   const ScalarDecayOperandKernels& operands_;
-  ChunkGateRows gate_rows_;
   int64_t num_chunks_;
   std::vector<BwdHead> heads_;
-  std::vector<ChunkRows> q_, dout_, dq_;
 };
 
 }  // namespace
@@ -310,15 +405,29 @@ void launch_scalar_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
   const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
   const std::string_view op = linear_op_name(*problem.op, problem.pass);
   const Context limited = with_workers_for(3 * scalar_decay_work(problem), context);
-  const Workspace workspace(op, context, plan.bytes_for(op, num_workers_of(limited)));
+  const int64_t num_workers = num_workers_of(limited);
+  const Workspace workspace(op, context, plan.bytes_for(op, num_workers));
   const BwdSizes sizes(isa, problem, plan.chunk_size);
-  ParameterSums sums(problem, args);
-  parallel_for(limited, plan.num_tasks, [&](int64_t task, int worker) {
+  std::vector<BwdMemory> memories;
+  for (int64_t worker = 0; worker < num_workers; ++worker) {
     WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
-    const BwdMemory memory(isa, problem, sizes, cursor);
+    memories.emplace_back(isa, problem, sizes, cursor);
+  }
+  ParameterSums sums(problem, args);
+  const auto stream_of = [&](int64_t task, std::span<const BwdMemory> own) {
     const auto& sequence = sequences[static_cast<size_t>(task / problem.num_key_heads)];
-    BwdStream(isa, problem, sizes, args, sequence, task % problem.num_key_heads, memory).run(sums);
-  });
+    return BwdStream(isa, problem, sizes, args, sequence, task % problem.num_key_heads, own);
+  };
+  // With a divisor the gradient of a state needs the output, and so the state.
+  if (plan.num_tasks < num_workers && sizes.shape.divisor == ChunkDivisor::kNone) {
+    for (int64_t task = 0; task < plan.num_tasks; ++task) {
+      stream_of(task, memories).run_by_levels(limited, sums);
+    }
+  } else {
+    parallel_for(limited, plan.num_tasks, [&](int64_t task, int worker) {
+      stream_of(task, {&memories[static_cast<size_t>(worker)], 1}).run(sums);
+    });
+  }
   sums.store();
 }
 

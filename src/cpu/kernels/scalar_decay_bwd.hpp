@@ -277,6 +277,20 @@ void skip_gradients(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operands
   }
 }
 
+/// What one output head adds to dS; the first one makes it that before the chunk.
+template <class Operands>
+void add_to_dstate(const ScalarDecayBwdChunk& c, int64_t member,
+                   ScalarDecayBwdScratch<Operands>& scratch) {
+  const int64_t columns = state_columns(*c.shape);
+  right_from_floats(scratch.dout.floats, scratch.ld_v, c.rows, columns, scratch.factors.from_state,
+                    scratch.dout_decayed, scratch.ld_v);
+  const bool is_first = member == 0;
+  update_state<Operands>(c.shape->head_dim, columns, c.rows,
+                         is_first ? scratch.factors.state : 1.0f, !is_first || c.has_dstate,
+                         scratch.q.right, scratch.ld_k, scratch.dout_decayed, scratch.ld_v,
+                         c.dstate, &scratch.prefetch);
+}
+
 /// One output head: dQ, its part of dK and dV, and what it adds to dS.
 template <class F, class Operands>
 void member_gradients(const ScalarDecayBwdChunk& c, int64_t member,
@@ -303,12 +317,7 @@ void member_gradients(const ScalarDecayBwdChunk& c, int64_t member,
   query_gradient(c, seeing, scratch);
   key_gradients(c, member == 0, scratch);
   skip_gradients(c, scratch);
-  right_from_floats(scratch.dout.floats, scratch.ld_v, c.rows, columns, scratch.factors.from_state,
-                    scratch.dout_decayed, scratch.ld_v);
-  const bool is_first = member == 0;
-  update_state<Operands>(shape.head_dim, columns, c.rows, is_first ? scratch.factors.state : 1.0f,
-                         !is_first || c.has_dstate, scratch.q.right, scratch.ld_k,
-                         scratch.dout_decayed, scratch.ld_v, c.dstate, &scratch.prefetch);
+  if (!c.keeps_dstate) add_to_dstate(c, member, scratch);
 }
 
 /// Gradients of gates, dK and dV, once all output heads have added theirs.
@@ -338,15 +347,35 @@ void finish_bwd(const ScalarDecayBwdChunk& c, double passed,
   store_chunk_rows(scratch.dv, scratch.ld_v, c.rows, shape.head_dim_v, c.dv);
 }
 
+/// All inputs but the other forms of K and V, with Q and dO of the first output head. False: row by
+/// row.
+template <class Operands>
+bool pack_bwd_inputs(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operands>& scratch) {
+  if (!pack_bwd_state_inputs(c, scratch)) return false;
+  for (int64_t member = c.num_members - 1; member >= 0; --member) {
+    if (pack_bwd_queries(c, member, scratch) && c.rows > 1) return false;
+  }
+  return true;
+}
+
+/// dS before the chunk from dS' behind it, in place, where there is no divisor.
+template <class F, class Operands>
+bool scalar_decay_bwd_dstate(const ScalarDecayBwdChunk& c) {
+  ScalarDecayBwdScratch<Operands> scratch(c.scratch, *c.shape);
+  if (!pack_bwd_inputs(c, scratch)) return false;
+  set_chunk_factors<F>(c.gates, c.shape->scale, c.rows, &scratch.factors);
+  for (int64_t member = 0; member < c.num_members; ++member) {
+    if (member > 0) pack_bwd_queries(c, member, scratch);
+    add_to_dstate(c, member, scratch);
+  }
+  return true;
+}
+
 template <class F, class Operands>
 bool scalar_decay_bwd_chunk(const ScalarDecayBwdChunk& c) {
   const ScalarDecayShape& shape = *c.shape;
   ScalarDecayBwdScratch<Operands> scratch(c.scratch, shape);
-  if (!pack_bwd_state_inputs(c, scratch)) return false;
-  for (int64_t member = c.num_members - 1; member >= 0; --member) {
-    // The first one is left in place for what follows.
-    if (pack_bwd_queries(c, member, scratch) && c.rows > 1) return false;
-  }
+  if (!pack_bwd_inputs(c, scratch)) return false;
   pack_bwd_keys(c, scratch);
   set_chunk_factors<F>(c.gates, shape.scale, c.rows, &scratch.factors);
   for (int64_t j = 0; j < c.rows; j += kLanes) {

@@ -70,6 +70,7 @@ struct ScalarDecayBwdChunk {
   float*
       dstate;  ///< gradient of the state behind the chunk, then of that before it; not transposed
   bool has_dstate;
+  bool keeps_dstate;  ///< it stays that behind the chunk
   float* dq;
   float* dk;
   bool is_added;  ///< to what dq and dk hold
@@ -94,6 +95,9 @@ struct ScalarDecayOperandKernels {
   int64_t (*bwd_scratch_bytes)(const ScalarDecayShape& shape);
   /// The state behind the chunk, in place of the one before it.
   bool (*bwd_state)(const ScalarDecayBwdChunk& chunk);
+  /// The gradient of the state before the chunk, in place of that behind it: what bwd_chunk does to
+  /// it, where there is no divisor. Of some key dimensions, as bwd_state of some value dimensions.
+  bool (*bwd_dstate)(const ScalarDecayBwdChunk& chunk);
   bool (*bwd_chunk)(const ScalarDecayBwdChunk& chunk);
 };
 
