@@ -17,7 +17,7 @@ namespace {
 
 /// More is refused; what a workspace needs beyond it is asked for as size.
 constexpr size_t kMemoryAlignment = 16;
-constexpr size_t kWorkspaceAlignment = 256;
+constexpr size_t kWorkspaceRoom = 256;
 constexpr std::string_view kSeed = "dropout_seed_tensor";
 
 DType dtype_of(int type) {
@@ -154,7 +154,7 @@ void run(const xla::CallFrame& frame, GpuCall* gpu) {
     context.stream = gpu->stream();
     const int64_t bytes = call.workspace_bytes(context);
     if (bytes > 0) {
-      context.workspace_bytes = static_cast<size_t>(bytes) + kWorkspaceAlignment;
+      context.workspace_bytes = static_cast<size_t>(bytes) + kWorkspaceRoom;
       context.workspace = gpu->allocate(context.workspace_bytes);
     }
   }
