@@ -47,7 +47,8 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         cache_width = cache.shape[2]
     elif cache_width is None:
         cache_width = width
-    if cu_seqlens is None:  # PyTorch's own is faster than the op's reference
+    has_kernel = x.device.type == "cpu" and x.dtype != torch.float64
+    if cu_seqlens is None and not has_kernel:
         past = x.new_zeros(x.shape[0], x.shape[2], cache_width) if cache is None else cache
         joined = torch.cat([past.to(x.dtype), x.transpose(1, 2)], -1)
         bias = None if bias is None else bias.to(x.dtype)
@@ -57,9 +58,10 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *,
         # Not a view, which would keep all rows.
         last = joined[..., joined.shape[2] - cache_width:].clone() if return_cache else None
         return out, last if last is None or cache is None else last.to(cache.dtype)
+    has_state = cache is not None or return_cache
+    taps = _widened(weight, cache_width) if has_state else weight
     out, finals = call(
-        "short_conv", {"x": x, "weight": _widened(weight, cache_width), "bias": bias,
-                       "initial_state": cache},
+        "short_conv", {"x": x, "weight": taps, "bias": bias, "initial_state": cache},
         cu_seqlens=cu_seqlens, return_final_state=return_cache, silu=activation is not None)
     return out, finals[0].to(x.dtype if cache is None else cache.dtype) if finals else None
 
