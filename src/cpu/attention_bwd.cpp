@@ -30,8 +30,9 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
   AttentionPlan plan;
   plan.implementation = isa.backward_name;
   plan.block_m = kBlockM;
-  plan.block_n = std::min(problem.user_score.empty() ? kBlockN : kBlockNScore,
-                          whole_columns(problem.max_seqlen_k));
+  const bool has_program = !problem.user_score.empty() && !line_of(problem);
+  plan.block_n =
+      std::min(has_program ? kBlockNScore : kBlockN, whole_columns(problem.max_seqlen_k));
   const int64_t num_pairs = std::max<int64_t>(
       1, (Count(problem.batch_size) * problem.num_heads_kv).value("attention_bwd", "tasks"));
   const int64_t num_blocks = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, plan.block_n));

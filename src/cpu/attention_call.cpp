@@ -65,7 +65,7 @@ void AttentionCall::order_pairs(int64_t num_workers, PairOrder* order) const {
 int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {
   int64_t bytes = 0;
   for (const auto* program : {&programs_.mask, &programs_.score, &programs_.guarded_score,
-                              &programs_.gradient, &programs_.guarded_gradient}) {
+                              &programs_.gradient, &programs_.guarded_gradient, &programs_.line}) {
     if (*program) bytes += (kernels.strip_bytes((*program)->view()) + 127) / 64 * 64;
   }
   return bytes;
@@ -101,6 +101,8 @@ HeadRules::HeadRules(const AttentionCall& call, const Sequence& sequence, int64_
   rules_.guarded_score =
       bind(problem.is_backward ? programs.guarded_gradient : programs.guarded_score,
            has_doubt ? &guarded_score_error_ : nullptr);
+  rules_.line = bind(programs.line, nullptr);
+  rules_.line_shift = programs.line_shift;
   rules_.mask = bind(programs.mask, nullptr);
   if (args.bias) {
     const Rows bias = bias_rows(args.bias, sequence, head);
@@ -127,8 +129,9 @@ HeadRules::HeadRules(const AttentionCall& call, const Sequence& sequence, int64_
   rules_.dropout_seed = dropout.seed;
   rules_.dropout_offset = dropout.offset;
   rules_.batch_head = static_cast<uint32_t>(sequence.batch_idx * problem.num_heads + head);
-  rules_.is_log2 = !problem.softcap && problem.user_score.empty() && rules_.bias == nullptr;
-  rules_.is_plain = rules_.is_log2 && !rules_.has_alibi;
+  const bool has_program = rules_.score.program != nullptr;
+  rules_.is_log2 = !problem.softcap && !has_program && rules_.bias == nullptr;
+  rules_.is_plain = rules_.is_log2 && !rules_.has_alibi && rules_.line.program == nullptr;
 }
 
 HeadRules::~HeadRules() {

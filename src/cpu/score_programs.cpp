@@ -96,11 +96,27 @@ BoundProgram CallProgram::bind(const AttentionProblem& problem, const Sequence& 
   return bound;
 }
 
+std::optional<variant::ScoreLine> line_of(const AttentionProblem& problem) {
+  std::optional<variant::ScoreLine> line = variant::score_line(problem.user_score);
+  // Slopes act along diagonals, and a tile has one kind of lines.
+  if (line && problem.has_alibi && line->shift != 1) return std::nullopt;
+  return line;
+}
+
 ScorePrograms::ScorePrograms(const AttentionProblem& problem, const AttentionArgs& args,
                              const Expr& rest_of_mask) {
   if (!rest_of_mask.empty()) mask.emplace(std::span(&rest_of_mask, 1), args);
   const Expr& user_score = problem.user_score;
   if (user_score.empty()) return;
+  if (const std::optional<variant::ScoreLine> term = line_of(problem)) {
+    line_shift = term->shift;
+    if (problem.is_backward) {
+      line.emplace(gradient_roots(term->term, args, &sites), args);
+    } else {
+      line.emplace(std::span(&term->term, 1), args);
+    }
+    return;
+  }
   const Expr violation = index_violation(user_score, bound_aux(user_score, args), {});
   has_indices_by_score =
       std::any_of(violation.aux.begin(), violation.aux.end(),

@@ -12,6 +12,7 @@
 #include "ops/attention/problem.hpp"
 #include "variant/expr/access.hpp"
 #include "variant/expr/program.hpp"
+#include "variant/expr/score_line.hpp"
 
 namespace flashtile::cpu {
 
@@ -45,7 +46,12 @@ struct GradientSite {
 /// The programs of a call. A tile that is seen in part uses the guarded form of a score, which
 /// reads nothing for a pair that the masks hide: an index need only be right where it is used.
 /// Gradient programs have the outputs score, derivative, and for each site: whether it is read,
-/// its derivative, its element in row-major order.
+/// its derivative, its element in row-major order. A score that only adds the same along lines of
+/// pairs has one program for that, and no other: what a masked pair has is added to, whatever it
+/// is, and masked then.
+/// The line of a problem's user score, where the kernels take it as one.
+std::optional<variant::ScoreLine> line_of(const AttentionProblem& problem);
+
 struct ScorePrograms {
   ScorePrograms(const AttentionProblem& problem, const AttentionArgs& args,
                 const variant::Expr& rest_of_mask);
@@ -53,7 +59,9 @@ struct ScorePrograms {
   std::optional<CallProgram> mask;
   std::optional<CallProgram> score, guarded_score;
   std::optional<CallProgram> gradient, guarded_gradient;
-  std::vector<GradientSite> sites, guarded_sites;  ///< of the two gradient programs
+  std::optional<CallProgram> line;  ///< in a backward with the outputs of a gradient program
+  int64_t line_shift = 0;
+  std::vector<GradientSite> sites, guarded_sites;  ///< of the two gradient programs, or of line
   /// An index, or whether it is used, depends on the score: only the programs can check it.
   bool has_indices_by_score = false;
 };

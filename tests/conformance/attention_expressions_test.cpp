@@ -19,6 +19,9 @@ const std::vector<std::string> kQuick = {
     ":b2:hq4:hkv2:sq60:sk190:d16:score='score * gain[head] + table[q_idx - k_idx + 189]':"
     "aux.gain[hq]:aux.table[250]",
     ":b2:hq2:sq190:sk190:d16:mask='(q_idx - k_idx) % 3 == 0 || k_idx < 4':bf16",
+    ":b2:hq4:hkv2:sq130:sk150:d16:score='score - t[head, k_idx - q_idx + 129]':aux.t[hq,279]:"
+    "softcap=5:alibi_slopes[hq]:bf16",
+    ":b1:hq2:sq300:sk300:d16:causal:window_left=30:score='score + t[q_idx - k_idx]':aux.t[31]",
     ":b1:hq2:sq60:sk90:d16:causal:score='gate[0] > 0.0 ? score : score * 0.5':aux.gate[1]:f16",
 };
 

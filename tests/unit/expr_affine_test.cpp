@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "variant/expr/evaluate.hpp"
 #include "variant/expr/linear.hpp"
 #include "variant/expr/parse.hpp"
+#include "variant/expr/score_line.hpp"
 #include "variant/expr/substitute.hpp"
 
 namespace flashtile::variant {
@@ -151,6 +153,28 @@ TEST(ExprAccess, ClassesFollowTheIndexExpressions) {
   EXPECT_EQ(class_of("t[(q_idx - k_idx) * (q_idx - k_idx)]"), AccessClass::kDiagonal);
   EXPECT_EQ(class_of("t[(q_idx - k_idx) * k_idx]"), AccessClass::kGeneral);
   EXPECT_EQ(class_of("t[q_idx / 2 - k_idx / 2]"), AccessClass::kGeneral);
+}
+
+TEST(ExprAccess, ALineIsASumWithTheScoreThatFollowsOneLine) {
+  const std::vector<AuxSignature> aux = {{"t", 1, true}, {"u", 2, true}, {"n", 1, false}};
+  const auto line = [&](const std::string& text) { return score_line(parse_score(text, aux)); };
+  const auto shift = [&](const std::string& text) {
+    const std::optional<ScoreLine> found = line(text);
+    return found ? found->shift : -1;
+  };
+  EXPECT_EQ(shift("score + u[head, q_idx - k_idx + 9]"), 1);
+  EXPECT_EQ(shift("t[n[k_idx - q_idx + 9]] + score - 0.5 * float(abs(q_idx - k_idx))"), 1);
+  EXPECT_EQ(shift("score + t[k_idx]"), 0);
+  EXPECT_EQ(shift("score + t[head] - 2"), 0);
+  EXPECT_EQ(shift("score + t[q_idx]"), -1);
+  EXPECT_EQ(shift("score + t[q_idx - k_idx] + u[head, k_idx]"), -1);
+  EXPECT_EQ(shift("2 * score + t[k_idx]"), -1);
+  EXPECT_EQ(shift("t[k_idx] - score"), -1);
+  EXPECT_EQ(shift("score + tanh(score) + t[k_idx]"), -1);
+  EXPECT_EQ(shift("score + score"), -1);
+  EXPECT_EQ(shift("k_idx > q_idx ? score : score + t[k_idx]"), -1);
+  EXPECT_EQ(line("score - (t[k_idx] - 1) + t[3]")->term,
+            parse_score("-(t[k_idx] - 1) + t[3]", aux));
 }
 
 TEST(ExprAccess, ScoreIsFoundWhereItMatters) {

@@ -46,6 +46,11 @@ void check_product(const SimdTable::Product& x, const std::vector<float>& old_c)
         sum += old;
         size += std::fabs(old);
       }
+      if (x.addend != nullptr) {
+        const double other = x.addend[i * x.addend_row_stride + j];
+        sum += other;
+        size += std::fabs(other);
+      }
       const double tolerance = 0x1p-23 * size * (2 + std::sqrt(static_cast<double>(x.k)));
       ASSERT_NEAR(x.c[i * x.ldc + j], sum, tolerance)
           << "m" << x.m << " n" << x.n << " k" << x.k << " at " << i << ", " << j;
@@ -115,6 +120,28 @@ TEST_P(GemmF32, AlphaAccumulateAndRowScale) {
         check_product(product, old_c);
       }
     }
+  }
+}
+
+TEST_P(GemmF32, RowsOfAnAddendMayOverlap) {
+  constexpr int64_t kM = 13;
+  constexpr int64_t kN = 70;
+  constexpr int64_t kK = 9;
+  const int64_t ld = padded(kN);
+  std::vector<float> a(kM * kK);
+  std::vector<float> b(static_cast<size_t>(kK * ld));
+  std::vector<float> addend(static_cast<size_t>(kM * ld));
+  fill(a.data(), kM * kK);
+  fill(b.data(), kK * ld);
+  fill(addend.data(), kM * ld);
+  for (const int64_t stride : {int64_t{-1}, int64_t{0}, int64_t{1}, ld}) {
+    std::vector<float> c(static_cast<size_t>(kM * ld), kNan);
+    SimdTable::Product product{kM, kN, kK, a.data(), kK, 1, b.data(), ld, c.data(), ld};
+    product.alpha = -0.37f;
+    product.addend = addend.data() + (stride < 0 ? kM : 0);
+    product.addend_row_stride = stride;
+    table().gemm(product);
+    check_product(product, {});
   }
 }
 

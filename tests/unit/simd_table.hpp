@@ -78,6 +78,8 @@ struct SimdTable {
     float alpha = 1.0f;
     bool accumulate = false;
     const float* row_scale = nullptr;
+    const float* addend = nullptr;
+    int64_t addend_row_stride = 0;
   };
   void (*gemm)(const Product& product);
   void (*gemm_bf16)(const Product& product);  ///< null without has_bf16_dot
@@ -106,8 +108,7 @@ struct SimdTable {
   void (*mask_row_outside)(float* s, int64_t n, int64_t begin, int64_t end);
   void (*mask_row_bytes)(float* s, int64_t n, const uint8_t* keep);
   float (*row_dot)(const float* a, const float* b, int64_t n);
-  void (*softmax_grad_row)(const float* p, const float* dp, int64_t n, float delta, float scale,
-                           float* ds);
+  void (*softmax_grad_row)(const float* p, const float* dp, int64_t n, float delta, float* ds);
 };
 
 /// The tables that this build has and this CPU can run; the portable one is always there.

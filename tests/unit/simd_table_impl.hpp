@@ -206,7 +206,8 @@ inline void fill_tiles(testing::SimdTable& t) {
   t.tile_ld = [](int64_t n) { return tile_ld(n); };
   t.gemm = [](const Product& x) {
     gemm(x.m, x.n, x.k, {static_cast<const float*>(x.a), x.row_stride, x.col_stride},
-         static_cast<const float*>(x.b), x.ldb, {x.c, x.ldc, x.alpha, x.accumulate, x.row_scale});
+         static_cast<const float*>(x.b), x.ldb,
+         {x.c, x.ldc, x.alpha, x.accumulate, x.row_scale, nullptr, x.addend, x.addend_row_stride});
   };
   t.pack_rows = [](const Rows& src, float* dst, int64_t ld, float scale) {
     return pack_rows(source(src), src.num_rows, src.dim, dst, ld, scale);
@@ -221,9 +222,10 @@ inline void fill_tiles(testing::SimdTable& t) {
   };
 #if defined(__AVX512BF16__)
   t.gemm_bf16 = [](const Product& x) {
-    gemm_bf16(x.m, x.n, x.k, {static_cast<const Bf16*>(x.a), x.row_stride, x.col_stride},
-              static_cast<const Bf16*>(x.b), x.ldb,
-              {x.c, x.ldc, x.alpha, x.accumulate, x.row_scale});
+    gemm_bf16(
+        x.m, x.n, x.k, {static_cast<const Bf16*>(x.a), x.row_stride, x.col_stride},
+        static_cast<const Bf16*>(x.b), x.ldb,
+        {x.c, x.ldc, x.alpha, x.accumulate, x.row_scale, nullptr, x.addend, x.addend_row_stride});
   };
   t.pack_rows_bf16 = [](const Rows& src, Bf16* dst, int64_t ld) {
     return pack_rows_bf16(source(src), src.num_rows, src.dim, dst, ld);

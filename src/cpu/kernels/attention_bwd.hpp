@@ -9,15 +9,18 @@
 //     dP = dO V^T, dropped as P was                    (m, n)   product 2
 //     dS = P (dP - delta)          delta = rowsum(dO O) - dlse, so that lse has a gradient too
 //     bias, slopes and aux tensors take their part of dS; then the score rules' derivative
+//     (what a line of pairs shares is summed over the line first)
 //     dV += P^T dO                                     (n, dv)  product 3
 //     dK += softmax_scale dS^T Q                       (n, d)   product 4
 //     dQ += softmax_scale dS K                         (m, d)   product 5
 //
 // Where delta is wanted as rowsum(P dP), a pass over the same blocks ends there.
-// With a user score a key block is one strip of its programs: block_n is at most kStrip.
+// With a user score, but a line, a key block is one strip of its programs: block_n is at most
+// kStrip.
 // The sums are float32 and belong to one task, so their order is fixed and nothing is atomic.
 // Scratch: S, dP, derivative (m, n) float32, and P and dS as operands where those are bf16.
 
+#include "cpu/kernels/attention_lines.hpp"
 #include "cpu/kernels/attention_operands.hpp"
 #include "cpu/kernels/attention_scores.hpp"
 
@@ -124,6 +127,9 @@ struct BwdState {
   Element* ds_left;
   Element* k_copy;
   BlockPrograms programs;
+  float* line_values;  ///< of the tile at hand
+  float* line_sums;    ///< of dS
+  Lines lines;         ///< what rows of the tile still lack
   int64_t ld;
 };
 
@@ -150,6 +156,8 @@ BwdState<Operands> bwd_state(char* memory, int64_t block_m, int64_t block_n, int
     state.ds_left = operand(block_m, state.ld);
   }
   state.k_copy = operand(block_n, tile_ld(head_dim));
+  state.line_values = scratch.take<float>(lines_room(block_m, block_n));
+  state.line_sums = scratch.take<float>(lines_room(block_m, block_n));
   *bytes = scratch.used;
   return state;
 }
@@ -184,7 +192,7 @@ void scores_with_derivative(const BwdBlock& block, const TileSpan& tile, bool is
     }
   }
   if (rules.bias != nullptr) add_bias_row(rules, q_idx, tile.k_begin, tile.n, s);
-  if (rules.has_alibi) subtract_alibi_row(rules, q_idx, tile.k_begin, tile.n, s);
+  add_line_row(state.lines, i, tile.n, s);
 }
 
 /// Hands dS of one row to the aux tensors that the user score has read; the program's outputs are
@@ -235,15 +243,44 @@ inline void add_score_gradients(const BwdBlock& block, const TileSpan& tile, int
                   (tile.k_begin - block.k_begin);
     for (int64_t j = 0; j < tile.n; ++j) row[j] += static_cast<double>(ds[j]);
   }
+}
+
+FLASHTILE_INLINE bool wants_line_sums(const BwdBlock& block) {
+  const ScoreGradients* gradients = block.gradients;
+  return gradients != nullptr && (gradients->alibi != nullptr ||
+                                  (gradients->num_aux > 0 && block.rules->line.program != nullptr));
+}
+
+/// True where score rules have a derivative besides 1, which dS is multiplied by row by row.
+template <class Operands>
+FLASHTILE_INLINE bool has_derivative(const BwdBlock& block, const BwdState<Operands>& state) {
+  return block.rules->softcap > 0 || state.programs.score.is_given();
+}
+
+/// Hands dS of a tile to the slope and to the aux tensors that its lines read. The program is run
+/// again: its registers hold one strip.
+template <class Operands>
+void add_line_gradients(const BwdBlock& block, const TileSpan& tile, BwdState<Operands>& state) {
+  const ScoreGradients& gradients = *block.gradients;
+  const int64_t shift = shift_of(*block.rules);
+  if (!has_derivative(block, state)) {
+    sum_lines(state.dp, state.ld, tile, shift, state.line_sums);
+  }
   if (gradients.alibi != nullptr) {
+    const Distances distances(*block.rules, tile.q_begin + tile.m - 1, tile.k_begin);
+    const int64_t count = num_lines(tile, shift);
     Vf sum = zero();
-    const Distances distances(*block.rules, q_idx, tile.k_begin);
-    for (int64_t j = 0; j < tile.n; j += kLanes) {
-      const Vf x = load_partial(ds + j, tile.n - j);
-      sum = fnma(distances.at(j), x, sum);
+    for (int64_t x = 0; x < count; x += kLanes) {
+      sum = fnma(distances.at(x), load_partial(state.line_sums + x, count - x), sum);
     }
     *gradients.alibi += static_cast<double>(reduce_add(sum));
   }
+  Strips& line = state.programs.line;
+  if (!line.is_given() || gradients.num_aux == 0) return;
+  for_each_line_strip(line, tile, shift, [&](int64_t first, int64_t count) {
+    add_aux_gradients(line.machine, gradients.aux, gradients.num_aux, count,
+                      state.line_sums + first);
+  });
 }
 
 /// x[j] = 0 for dropped keys and x[j] * gain for the others, in two rows at once.
@@ -280,12 +317,11 @@ const float* weights_row(const BwdBlock& block, const TileSpan& tile, int64_t q_
   return kept;
 }
 
-/// One row of P, dP -> dS. On return s holds P as V was multiplied by it, dp holds dS times scale
-/// and the score rules' derivative.
+/// One row of P, dP -> dS. On return s holds P as V was multiplied by it, dp holds dS times the
+/// score rules' derivative.
 template <class F, class Operands>
 void bwd_row(const BwdBlock& block, const TileSpan& tile, bool is_full, int64_t i,
              BwdState<Operands>& state) {
-  const ScoreRules& rules = *block.rules;
   float* dp = state.dp + i * state.ld;
   const int64_t q_idx = tile.q_begin + i;
   float kept[kMaxBlockN];
@@ -295,15 +331,9 @@ void bwd_row(const BwdBlock& block, const TileSpan& tile, bool is_full, int64_t 
     block.delta_sums[q_idx] += weighted_sum_row(p, dp, tile.n);
     return;
   }
+  softmax_grad_row(p, dp, tile.n, block.delta[q_idx], dp);
   const Strips& score = state.programs.score_for(is_full);
-  const bool is_simple = rules.softcap == 0 && !score.is_given();
-  const bool has_gradients = block.gradients != nullptr;
-  if (is_simple && !has_gradients) {
-    softmax_grad_row(p, dp, tile.n, block.delta[q_idx], rules.softmax_scale, dp);
-    return;
-  }
-  softmax_grad_row(p, dp, tile.n, block.delta[q_idx], 1.0f, dp);
-  if (has_gradients) {
+  if (block.gradients != nullptr) {
     add_score_gradients(block, tile, i, dp);
     const ScoreGradients& g = *block.gradients;
     if (score.is_given()) {
@@ -311,14 +341,14 @@ void bwd_row(const BwdBlock& block, const TileSpan& tile, bool is_full, int64_t 
                         is_full ? g.num_aux : g.num_guarded_aux, tile.n, dp);
     }
   }
-  const Vf scale = broadcast(rules.softmax_scale);
+  if (!has_derivative(block, state)) return;
+  if (wants_line_sums(block)) {
+    sum_line_row(dp, i, tile, shift_of(*block.rules), state.line_sums);
+  }
   for (int64_t j = 0; j < tile.n; j += kLanes) {
-    Vf x = load(dp + j) * scale;
-    if (!is_simple) {
-      // A key that is not seen may have any derivative, NaN included.
-      x = select(x == zero(), zero(), x * load(state.derivative + j));
-    }
-    store(dp + j, x);
+    // A key that is not seen may have any derivative, NaN included.
+    const Vf x = load(dp + j);
+    store(dp + j, select(x == zero(), zero(), x * load(state.derivative + j)));
   }
 }
 
@@ -374,10 +404,12 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   };
   const BlockLayout& ql = block.q_layout;
   const BlockLayout& kl = block.k_layout;
-  const float alpha = rules.is_log2 ? rules.softmax_scale * kLog2e : rules.softmax_scale;
+  const float unit = rules.is_log2 ? kLog2e : 1.0f;
+  GemmC product{.c = state.s, .ldc = state.ld, .alpha = rules.softmax_scale * unit};
+  state.lines = fill_lines(rules, state.programs.line, tile, state.line_values, product);
   Operands::multiply(tile.m, tile.n, block.head_dim, q_at(kFormQ), ql.ld[kFormQ],
                      Operands::from_column(k_at(kFormKTransposed), col), kl.ld[kFormKTransposed],
-                     {.c = state.s, .ldc = state.ld, .alpha = alpha});
+                     product);
   if (block.weight_sums == nullptr) {
     Operands::multiply(tile.m, tile.n, block.head_dim_v, q_at(kFormDout), ql.ld[kFormDout],
                        Operands::from_column(k_at(kFormVTransposed), col), kl.ld[kFormVTransposed],
@@ -388,6 +420,7 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   const bool hides_keys = !is_full || rules.bias != nullptr;  // a bias of -inf hides too
   const bool looks_for_unseen = hides_keys && block.k_has_nonfinite;
   uint8_t is_seen[kMaxBlockN] = {};
+  if (wants_line_sums(block)) fill_row(state.line_sums, num_lines(tile, shift_of(rules)), 0);
   for (int64_t i = 0; i < tile.m; ++i) {
     if (!rules.is_plain) scores_with_derivative(block, tile, is_full, i, state);
     const TileSpan one_row{tile.q_begin + i, 1, tile.k_begin, tile.n};
@@ -401,6 +434,7 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
     bwd_row<F>(block, tile, is_full, i, state);
   }
   if (score.is_given()) report_error(score);
+  if (wants_line_sums(block)) add_line_gradients(block, tile, state);
   if (block.dq == nullptr) return;
   convert_tiles(tile, state);
   const Element* k = k_at(kFormKRight);
@@ -410,13 +444,17 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
       tile.n, block.head_dim_v, tile.m, state.p, state.ld, q_at(kFormDoutRight),
       ql.ld[kFormDoutRight],
       {.c = block.dv + col * block.dv_ld, .ldc = block.dv_ld, .accumulate = true});
-  Operands::multiply_transposed(
-      tile.n, block.head_dim, tile.m, state.ds_right, state.ld, q_at(kFormQRight),
-      ql.ld[kFormQRight],
-      {.c = block.dk + col * block.dk_ld, .ldc = block.dk_ld, .accumulate = true});
-  Operands::multiply(
-      tile.m, block.head_dim, tile.n, state.ds_left, state.ld, k, kl.ld[kFormKRight],
-      {.c = block.dq + tile.q_begin * block.dq_ld, .ldc = block.dq_ld, .accumulate = true});
+  Operands::multiply_transposed(tile.n, block.head_dim, tile.m, state.ds_right, state.ld,
+                                q_at(kFormQRight), ql.ld[kFormQRight],
+                                {.c = block.dk + col * block.dk_ld,
+                                 .ldc = block.dk_ld,
+                                 .alpha = rules.softmax_scale,
+                                 .accumulate = true});
+  Operands::multiply(tile.m, block.head_dim, tile.n, state.ds_left, state.ld, k, kl.ld[kFormKRight],
+                     {.c = block.dq + tile.q_begin * block.dq_ld,
+                      .ldc = block.dq_ld,
+                      .alpha = rules.softmax_scale,
+                      .accumulate = true});
 }
 
 /// The part of a tile that is seen in part which can hold a pair that is seen, by position: from

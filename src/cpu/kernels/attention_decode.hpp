@@ -270,8 +270,12 @@ inline void decode_rules(const DecodeTile& tile, const DecodeHead& head, float* 
     }
     const TileSpan span{0, tile.seqlen_q, tile.k_begin, tile.num_keys};
     const bool is_full = head.cover[g] == TileCover::kFull;
-    apply_scores(*head.rules[g], programs, span, is_full, rows, kScoreLd);
-    apply_masks(*head.rules[g], programs, span, is_full, rows, kScoreLd);
+    const ScoreRules& rules = *head.rules[g];
+    apply_scores(rules, programs, span, is_full, rows, kScoreLd);
+    for (int64_t i = 0; rules.has_alibi && i < tile.seqlen_q; ++i) {
+      subtract_alibi_row(rules, i, tile.k_begin, tile.num_keys, rows + i * kScoreLd);
+    }
+    apply_masks(rules, programs, span, is_full, rows, kScoreLd);
   }
 }
 

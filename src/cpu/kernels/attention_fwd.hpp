@@ -16,6 +16,7 @@
 // NaN that nobody sees, and row_max, row_sum, factor (m each). S stays in L1, V and K blocks in L2.
 // Online softmax: Milakov and Gimelshein 2018; tiling: FlashAttention, Dao et al. 2022.
 
+#include "cpu/kernels/attention_lines.hpp"
 #include "cpu/kernels/attention_operands.hpp"
 #include "cpu/kernels/attention_scores.hpp"
 
@@ -71,7 +72,8 @@ struct FwdState {
   float* factor;   ///< of a row's earlier sums, where `is_rescaled`
   float* saved_max;
   float* saved_sum;
-  float unit;  ///< one unit of score in natural logarithms
+  float* lines;  ///< of the tile at hand
+  float unit;    ///< one unit of score in natural logarithms
   bool is_rescaled;
   BlockPrograms programs;
   int64_t q_ld, s_ld, o_ld;
@@ -98,6 +100,7 @@ FwdState<Operands> fwd_state(char* memory, int64_t block_m, int64_t block_n, int
   state.factor = scratch.take<float>(padded(block_m));
   state.saved_max = scratch.take<float>(padded(block_m));
   state.saved_sum = scratch.take<float>(padded(block_m));
+  state.lines = scratch.take<float>(lines_room(block_m, block_n));
   *bytes = scratch.used;
   return state;
 }
@@ -112,10 +115,15 @@ void compute_scores(const FwdBlock& block, const TileSpan& tile, bool is_full,
       keys.blocks + tile.k_begin / keys.block_n * keys.layout.block_bytes +
       keys.layout.offset[kFormK]);
   const auto* k = Operands::from_column(k_block, tile.k_begin % keys.block_n);
-  const float alpha = rules.is_log2 ? rules.softmax_scale * kLog2e : rules.softmax_scale;
+  const float unit = rules.is_log2 ? kLog2e : 1.0f;
+  GemmC product{.c = state.s, .ldc = state.s_ld, .alpha = rules.softmax_scale * unit};
+  const Lines lines = fill_lines(rules, state.programs.line, tile, state.lines, product);
   Operands::multiply(tile.m, tile.n, block.head_dim, state.q, state.q_ld, k, keys.layout.ld[kFormK],
-                     {.c = state.s, .ldc = state.s_ld, .alpha = alpha});
-  apply_scores(rules, state.programs, tile, is_full, state.s, state.s_ld);
+                     product);
+  if (!rules.is_plain) apply_scores(rules, state.programs, tile, is_full, state.s, state.s_ld);
+  for (int64_t i = 0; lines.first_row != nullptr && i < tile.m; ++i) {
+    add_line_row(lines, i, tile.n, state.s + i * state.s_ld);
+  }
   apply_masks(rules, state.programs, tile, is_full, state.s, state.s_ld);
 }
 
@@ -139,12 +147,11 @@ void drop_row(const ScoreRules& rules, const TileSpan& tile, int64_t i, FwdState
   for (int64_t j = 0; j < tile.n; j += kLanes) store(p + j, load(row + j));
 }
 
-/// P = exp(S - reference) of one row against a new reference: its maximum so far.
+/// P = exp(S - reference) of one row against a new reference: `top`, its maximum so far.
 template <class F, class Operands>
-void softmax_row(const TileSpan& tile, int64_t i, FwdState<Operands>& state) {
+void softmax_row(const TileSpan& tile, int64_t i, float top, FwdState<Operands>& state) {
   const float* s = state.s + i * state.s_ld;
   const float old = state.row_max[i];
-  const float top = row_max_of(s, tile.n, old);
   const float reference = softmax_reference(top);
   const float sum = exp_row<F>(s, tile.n, reference, weights_row(state, i));
   const float factor = old == -kInfinity ? 1.0f : __builtin_expf((old - reference) * state.unit);
@@ -160,18 +167,23 @@ void softmax_row(const TileSpan& tile, int64_t i, FwdState<Operands>& state) {
 /// cost no precision, they are floats. A row that does exceed it is scaled to the new maximum.
 /// False when one does by so much that it has overflowed: then nothing has been kept, and S has to
 /// be worked out again for a pass that `looks_first` for such rows. Other rows come out the same.
+/// Rows whose slope alone takes them beyond kSlack are looked at first, too.
 template <class F, class Operands>
-bool try_softmax(const TileSpan& tile, bool looks_first, FwdState<Operands>& state) {
+bool try_softmax(const FwdBlock& block, const TileSpan& tile, bool looks_first,
+                 FwdState<Operands>& state) {
   constexpr float kSlack = 6;
   constexpr float kLimit = 80;
   state.is_rescaled = false;
   for (int64_t i = 0; i < tile.m; ++i) {
     const float reference = state.row_max[i];
     const float* s = state.s + i * state.s_ld;
-    if (reference == -kInfinity ||
-        (looks_first && row_max_of(s, tile.n, reference) > reference + kLimit)) {
-      softmax_row<F>(tile, i, state);
-      continue;
+    const bool grows = has_growth(*block.rules, tile, i, block.keys->block_n, kSlack);
+    if (reference == -kInfinity || grows || looks_first) {
+      const float top = row_max_of(s, tile.n, reference);
+      if (reference == -kInfinity || top > reference + (grows ? kSlack : kLimit)) {
+        softmax_row<F>(tile, i, top, state);
+        continue;
+      }
     }
     auto* p = weights_row(state, i);
     float top;
@@ -202,11 +214,11 @@ void online_softmax(const FwdBlock& block, const TileSpan& tile, bool is_full,
   const auto bytes = static_cast<size_t>(tile.m) * sizeof(float);
   __builtin_memcpy(state.saved_max, state.row_max, bytes);
   __builtin_memcpy(state.saved_sum, state.row_sum, bytes);
-  if (!try_softmax<F>(tile, false, state)) {
+  if (!try_softmax<F>(block, tile, false, state)) {
     __builtin_memcpy(state.row_max, state.saved_max, bytes);
     __builtin_memcpy(state.row_sum, state.saved_sum, bytes);
     compute_scores(block, tile, is_full, state);
-    try_softmax<F>(tile, true, state);
+    try_softmax<F>(block, tile, true, state);
   }
   if (!block.rules->has_dropout) return;
   for (int64_t i = 0; i < tile.m; ++i) drop_row(*block.rules, tile, i, state);

@@ -77,7 +77,7 @@ struct Distances {
   FLASHTILE_INLINE Vf at(int64_t j) const { return abs(first - broadcast(static_cast<float>(j))); }
 };
 
-/// s -= slope |position - key|, in the scores' units.
+/// s -= slope |position - key|, in the scores' units. (Tiles of many rows have Lines for it.)
 inline void subtract_alibi_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
                                float* s) {
   const Vf slope = broadcast(rules.alibi_slope * (rules.is_log2 ? kLog2e : 1.0f));
@@ -115,14 +115,14 @@ inline constexpr int64_t kPartRows = 24;
 
 /// The programs of one block.
 struct BlockPrograms {
-  Strips score, guarded_score, mask;
+  Strips score, guarded_score, line, mask;
 
   FLASHTILE_INLINE Strips& score_for(bool is_full) { return is_full ? score : guarded_score; }
 };
 
 inline BlockPrograms open_programs(const ScoreRules& rules, Scratch& scratch) {
   return {open_strips(rules.score, scratch), open_strips(rules.guarded_score, scratch),
-          open_strips(rules.mask, scratch)};
+          open_strips(rules.line, scratch), open_strips(rules.mask, scratch)};
 }
 
 /// The user score of a tile, in place, strip by strip of its keys.
@@ -143,20 +143,16 @@ inline void apply_user_score(Strips& strips, const TileSpan& tile, float* s, int
   report_error(strips);
 }
 
-/// Everything before the masks, for all rows of a tile of scaled products.
+/// Everything before the masks but lines, for all rows of a tile of scaled products.
 inline void apply_scores(const ScoreRules& rules, BlockPrograms& programs, const TileSpan& tile,
                          bool is_full, float* s, int64_t ld) {
-  if (rules.is_plain) return;
   if (rules.softcap > 0) {
     for (int64_t i = 0; i < tile.m; ++i) softcap_row(rules.softcap, s + i * ld, tile.n);
   }
   Strips& score = programs.score_for(is_full);
   if (score.is_given()) apply_user_score(score, tile, s, ld);
-  for (int64_t i = 0; i < tile.m; ++i) {
-    float* row = s + i * ld;
-    const int64_t q_idx = tile.q_begin + i;
-    if (rules.bias != nullptr) add_bias_row(rules, q_idx, tile.k_begin, tile.n, row);
-    if (rules.has_alibi) subtract_alibi_row(rules, q_idx, tile.k_begin, tile.n, row);
+  for (int64_t i = 0; rules.bias != nullptr && i < tile.m; ++i) {
+    add_bias_row(rules, tile.q_begin + i, tile.k_begin, tile.n, s + i * ld);
   }
 }
 

@@ -30,6 +30,11 @@ struct ScoreRules {
   /// User score, for tiles that are seen in full and in part; in the backward with the outputs
   /// score, derivative, and (is read, derivative, element) of each site.
   BoundProgram score, guarded_score;
+  /// A user score that only adds something to it, the same for all pairs with the same
+  /// k_idx - line_shift q_idx: what it adds, and in the backward (is read, derivative, element) of
+  /// each site. It has no `score` then. Null program: there is none.
+  BoundProgram line;
+  int64_t line_shift;
   BoundProgram mask;  ///< what of a user mask is not by position
   int64_t query_offset;
 
@@ -56,7 +61,7 @@ struct ScoreRules {
   /// True when a score is scale q.k and nothing else.
   bool is_plain;
   /// True when scores are powers of two (log2 e times what they mean), whose exponential is
-  /// cheaper: plain ones, and those with slopes alone.
+  /// cheaper: plain ones, and those to which lines alone are added.
   bool is_log2;
 };
 

@@ -16,7 +16,8 @@
 // An element of C is one chain of fused multiply-adds over p = 0 .. k - 1, from zero, whatever the
 // tile it falls in: splitting m or n gives the same bits. Then C = alpha * sum, or with
 // `accumulate` C = alpha * sum + C * row_scale[i] (1 where row_scale is null); without it C is
-// never read. k = 0 is a sum of 0.
+// never read. k = 0 is a sum of 0. With an `addend` C = alpha * sum + addend instead, whose rows
+// may overlap: that is how a number for each diagonal is added.
 //
 // S = scale QK', then O = diag(factor) O + PV, and dV += P'dO:
 //   gemm(m, n, d, {q, ldq, 1}, kt, ldk, {.c = s, .ldc = lds, .alpha = softmax_scale});
@@ -88,6 +89,8 @@ struct GemmC {
   bool accumulate = false;
   const float* row_scale = nullptr;  ///< m factors for the old C; only with `accumulate`
   RowPrefetch* prefetch = nullptr;
+  const float* addend = nullptr;  ///< m x padded(n) floats; only without `accumulate`
+  int64_t addend_row_stride = 0;  ///< of any sign
 };
 
 /// C (+)= alpha * A * B; see the top of the file.

@@ -17,12 +17,26 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 template <int kRows, int kVecs>
 using Accumulators = Vf[static_cast<size_t>(kRows)][static_cast<size_t>(kVecs)];
 
-/// C = alpha * acc (+ C * row_scale) for one tile, whose first row is `row`.
+/// C = alpha * acc (+ addend, or + C * row_scale) for one tile at (row, col).
 template <int kRows, int kVecs>
 FLASHTILE_INLINE void store_tile(const Accumulators<kRows, kVecs>& acc, const GemmC& out,
-                                 int64_t row, float* c) {
+                                 int64_t row, int64_t col) {
   const Vf alpha = broadcast(out.alpha);
-  if (!out.accumulate) {
+  float* c = out.c + row * out.ldc + col;
+  if (out.row_scale != nullptr) {
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const Vf scale = broadcast(out.row_scale[row + i]);
+      FLASHTILE_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        float* p = c + i * out.ldc + v * kLanes;
+        store(p, fma(acc[i][v], alpha, load(p) * scale));
+      }
+    }
+    return;
+  }
+  const float* addend = out.accumulate ? out.c : out.addend;
+  if (addend == nullptr) {
     FLASHTILE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       FLASHTILE_UNROLL
@@ -30,13 +44,14 @@ FLASHTILE_INLINE void store_tile(const Accumulators<kRows, kVecs>& acc, const Ge
     }
     return;
   }
+  const int64_t stride = out.accumulate ? out.ldc : out.addend_row_stride;
+  addend += row * stride + col;
   FLASHTILE_UNROLL
   for (int i = 0; i < kRows; ++i) {
-    const Vf scale = broadcast(out.row_scale == nullptr ? 1.0f : out.row_scale[row + i]);
     FLASHTILE_UNROLL
     for (int v = 0; v < kVecs; ++v) {
-      float* p = c + i * out.ldc + v * kLanes;
-      store(p, fma(acc[i][v], alpha, load(p) * scale));
+      store(c + i * out.ldc + v * kLanes,
+            fma(acc[i][v], alpha, load(addend + i * stride + v * kLanes)));
     }
   }
 }
@@ -89,7 +104,7 @@ void gemm_tile(const Operands<typename Step::Element>& in, int64_t row, int64_t 
     a += in.a_step_stride;
     b += in.b_step_stride;
   }
-  store_tile<kRows, kVecs>(acc, out, row, out.c + row * out.ldc + col);
+  store_tile<kRows, kVecs>(acc, out, row, col);
 }
 
 /// A tile of `rows` <= kMaxRows rows.

@@ -166,15 +166,14 @@ inline float weighted_sum_row(const float* p, const float* dp, int64_t n) {
   return reduce_add(sum);
 }
 
-/// ds[j] = scale * p[j] * (dp[j] - delta), and exactly 0 where p is 0 (whatever dp holds), for
+/// ds[j] = p[j] * (dp[j] - delta), and exactly 0 where p is 0 (whatever dp holds), for
 /// j < padded(n): the softmax's gradient with respect to its scores. T is float or Bf16.
 template <typename T>
-void softmax_grad_row(const float* p, const float* dp, int64_t n, float delta, float scale, T* ds) {
+void softmax_grad_row(const float* p, const float* dp, int64_t n, float delta, T* ds) {
   const Vf d = broadcast(delta);
-  const Vf f = broadcast(scale);
   for (int64_t j = 0; j < n; j += kLanes) {
     const Vf x = load(p + j);
-    const Vf grad = x * (load(dp + j) - d) * f;
+    const Vf grad = x * (load(dp + j) - d);
     store_flush(ds + j, select(x == zero(), zero(), grad));
   }
 }
