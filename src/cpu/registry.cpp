@@ -201,7 +201,10 @@ std::vector<LinearImplementation> cpu_linear_implementations(const LinearOp& op,
       return is_backward ? linear_list<plan_slots_bwd, launch_slots_bwd>(entries)
                          : linear_list<plan_slots_fwd, launch_slots_fwd>(entries);
     case LinearFamily::kScan:
-      if (!has_scan_kernels(op)) return {};
+      if (!is_scan_of_channels(op)) {
+        return is_step ? step_by_forward_list<plan_slstm, launch_slstm>(entries)
+                       : linear_list<plan_slstm, launch_slstm>(entries);
+      }
       if (is_step) return step_by_forward_list<plan_scan_fwd, launch_scan_fwd>(entries);
       return is_backward ? linear_list<plan_scan_bwd, launch_scan_bwd>(entries)
                          : linear_list<plan_scan_fwd, launch_scan_fwd>(entries);

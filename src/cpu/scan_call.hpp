@@ -14,8 +14,8 @@ namespace flashtile::cpu {
 /// Rows that are worked on together.
 inline constexpr int64_t kScanRows = 32;
 
-/// True for the scans that have kernels; sLSTM's channels mix.
-bool has_scan_kernels(const LinearOp& op);
+/// True for scans whose channels do not mix: all but sLSTM.
+bool is_scan_of_channels(const LinearOp& op);
 const ScanKernels& scan_kernels(const IsaEntry& isa, const LinearOp& op);
 
 /// Channels that are worked on together, of one group.
@@ -69,6 +69,11 @@ void launch_scan_fwd(const IsaEntry& isa, const LinearProblem& problem, const Li
 LinearPlan plan_scan_bwd(const IsaEntry& isa, const LinearProblem& problem);
 void launch_scan_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                      const LinearArgs& args, const Context& context);
+
+/// sLSTM, whose channels mix: of a forward or a backward.
+LinearPlan plan_slstm(const IsaEntry& isa, const LinearProblem& problem);
+void launch_slstm(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                  const LinearArgs& args, const Context& context);
 
 /// Multiply-adds of the forward, about.
 double scan_work(const LinearProblem& problem);

@@ -52,7 +52,7 @@ struct ScanFwdMemory {
 
 }  // namespace
 
-bool has_scan_kernels(const LinearOp& op) {
+bool is_scan_of_channels(const LinearOp& op) {
   return has_selective_state(op) || has_mean_state(op) || op.gate == LinearGate::kLogDecay;
 }
 

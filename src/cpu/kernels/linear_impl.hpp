@@ -12,6 +12,7 @@
 #include "cpu/kernels/selective_scan.hpp"
 #include "cpu/kernels/short_conv.hpp"
 #include "cpu/kernels/slots.hpp"
+#include "cpu/kernels/slstm.hpp"
 #include "cpu/kernels/state_step.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
@@ -75,6 +76,7 @@ constexpr LinearKernels kLinearKernels = {
     kHgrnKernels,
     kMamba1Kernels,
     kRwkv4Kernels,
+    kSlstmKernels,
     kShortConvKernels,
     kLogDecayGateKernels,
     kGatedNormKernels,

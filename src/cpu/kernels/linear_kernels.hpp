@@ -8,6 +8,7 @@
 #include "cpu/kernels/scalar_decay_types.hpp"
 #include "cpu/kernels/scan_types.hpp"
 #include "cpu/kernels/slots_types.hpp"
+#include "cpu/kernels/slstm_types.hpp"
 
 namespace flashtile::cpu {
 
@@ -16,6 +17,7 @@ struct LinearKernels {
   RecurrentKernels recurrent;
   SlotsKernels slots;
   ScanKernels hgrn, mamba1, rwkv4;
+  SlstmKernels slstm;
   LayerPartKernels short_conv, log_decay_gate, gated_norm, feature_map;
 };
 
