@@ -37,8 +37,10 @@ set(tests_dir ${PROJECT_SOURCE_DIR}/tests)
 
 add_library(flashtile_test_base INTERFACE)
 target_include_directories(flashtile_test_base INTERFACE ${tests_dir})
+# Rates are asserted in a release build only: others leave out optimisation or add checks.
 target_compile_definitions(flashtile_test_base
-                           INTERFACE FLASHTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+                           INTERFACE FLASHTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
+                                     FLASHTILE_RELEASE=$<CONFIG:Release>)
 target_link_libraries(flashtile_test_base INTERFACE flashtile_cli_parts flashtile_internal
                                                     GTest::gtest_main)
 if(TARGET flashtile_cli)

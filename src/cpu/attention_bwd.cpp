@@ -40,7 +40,7 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
   const int64_t wanted = problem.batch_invariant ? kMaxSplits : ceil_div(kEnoughTasks, num_pairs);
   plan.num_splits = std::min({kMaxSplits, wanted, num_blocks});
   plan.num_tasks = (Count(num_pairs) * plan.num_splits).value("attention_bwd", "tasks");
-  const BwdShape shape(operands_of(*isa.kernels, problem.dtype), problem, plan);
+  const BwdShape shape(operands_of(isa, problem.dtype), problem, plan);
   plan.workspace_bytes = kExtraBytes;
   plan.worker_bytes =
       (Count(shape.pair_bytes(problem.max_seqlen_q, problem.max_seqlen_k)) + shape.scratch_bytes)

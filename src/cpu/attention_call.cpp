@@ -8,9 +8,9 @@
 
 namespace flashtile::cpu {
 
-const OperandKernels& operands_of(const AttentionKernels& kernels, DType dtype) {
-  const bool has_pairs = kernels.bf16_operands.fwd_block != nullptr;
-  return dtype == DType::kBF16 && has_pairs ? kernels.bf16_operands : kernels.float_operands;
+const OperandKernels& operands_of(const IsaEntry& isa, DType dtype) {
+  const bool is_paired = dtype == DType::kBF16 && isa.attention_pairs != nullptr;
+  return is_paired ? *isa.attention_pairs : isa.kernels->operands;
 }
 
 AttentionCall::AttentionCall(const AttentionProblem& problem, const AttentionArgs& args)

@@ -36,10 +36,13 @@ struct IsaEntry {
   std::string_view merge_name;
   const ServingKernels* serving;
   const LinearKernels* linear;
+  /// Over bf16 pairs, for bf16 inputs; null where the set has no dot product for them.
+  const OperandKernels* attention_pairs = nullptr;
+  const ScalarDecayOperandKernels* scalar_decay_pairs = nullptr;
 };
 
 /// The operands that a problem is computed with: bf16 pairs for bf16 inputs where there are any.
-const OperandKernels& operands_of(const AttentionKernels& kernels, DType dtype);
+const OperandKernels& operands_of(const IsaEntry& isa, DType dtype);
 
 /// One (sequence, kv head): what shares packed keys and values.
 struct Pair {

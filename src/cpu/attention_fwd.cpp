@@ -39,7 +39,7 @@ class ForwardLaunch {
       : problem_(problem),
         args_(args),
         plan_(plan),
-        kernels_(operands_of(*isa.kernels, problem.dtype)),
+        kernels_(operands_of(isa, problem.dtype)),
         call_(problem, args),
         context_(with_workers_for(call_.work(), context)),
         layout_(kernels_.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
@@ -281,7 +281,7 @@ void ForwardLaunch::store_max_logit() const {
 
 AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem) {
   if (takes_decode(problem)) return plan_attention_decode(isa, problem);
-  const OperandKernels& kernels = operands_of(*isa.kernels, problem.dtype);
+  const OperandKernels& kernels = operands_of(isa, problem.dtype);
   AttentionPlan plan;
   plan.implementation = isa.forward_name;
   plan.block_n = std::min(block_n_for(problem), whole_columns(problem.max_seqlen_k));

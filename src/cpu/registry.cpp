@@ -21,22 +21,25 @@ namespace flashtile {
 namespace cpu {
 namespace {
 
-#define FLASHTILE_ENTRY(isa_value, name)                                                   \
+/// An instruction set; `base` has its kernels over floats, what follows is what it adds to them.
+#define FLASHTILE_ENTRY(isa_value, name, base, ...)                                        \
   IsaEntry {                                                                               \
-    isa_value, "attention_fwd_" #name, "attention_bwd_" #name, &name::attention_kernels(), \
-        "attention_merge_" #name, &name::serving_kernels(), &name::linear_kernels()        \
+    isa_value, "attention_fwd_" #name, "attention_bwd_" #name, &base::attention_kernels(), \
+        "attention_merge_" #name, &name::serving_kernels(),                                \
+        &base::linear_kernels() __VA_OPT__(, ) __VA_ARGS__                                 \
   }
 
 /// From worst to best; `attention_kernels` of a set that the build lacks is not named.
 const auto& all_entries() {
   static const std::array entries = {
-    FLASHTILE_ENTRY(Isa::kScalar, scalar),
+    FLASHTILE_ENTRY(Isa::kScalar, scalar, scalar),
 #if defined(__x86_64__)
-    FLASHTILE_ENTRY(Isa::kAvx2, avx2),
-    FLASHTILE_ENTRY(Isa::kAvx512, avx512),
-    FLASHTILE_ENTRY(Isa::kAvx512Bf16, avx512_bf16),
+    FLASHTILE_ENTRY(Isa::kAvx2, avx2, avx2),
+    FLASHTILE_ENTRY(Isa::kAvx512, avx512, avx512),
+    FLASHTILE_ENTRY(Isa::kAvx512Bf16, avx512_bf16, avx512, &avx512_bf16::attention_pair_kernels(),
+                    &avx512_bf16::scalar_decay_pair_kernels()),
 #elif defined(__aarch64__)
-    FLASHTILE_ENTRY(Isa::kNeon, neon),
+    FLASHTILE_ENTRY(Isa::kNeon, neon, neon),
 #endif
   };
   return entries;

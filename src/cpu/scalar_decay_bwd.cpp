@@ -61,7 +61,7 @@ struct BwdMemory {
 
   BwdMemory(const IsaEntry& isa, const LinearProblem& problem, const BwdSizes& sizes,
             WorkspaceCursor& cursor) {
-    const auto& operands = scalar_decay_operands(isa.linear->scalar_decay, problem.dtype);
+    const auto& operands = scalar_decay_operands(isa, problem.dtype);
     span_states = cursor.take<float>(sizes.num_states * sizes.num_spans * sizes.state_floats);
     chunk_states = cursor.take<float>(sizes.num_states * sizes.span_chunks *
                                       std::max(sizes.state_floats, sizes.dstate_floats));
@@ -109,7 +109,7 @@ class BwdStream {
         key_head_(key_head),
         memories_(memories),
         memory_(memories[0]),
-        operands_(scalar_decay_operands(isa.linear->scalar_decay, problem.dtype)),
+        operands_(scalar_decay_operands(isa, problem.dtype)),
         num_chunks_(ceil_div(sequence.length, sizes.shape.max_rows)) {
     for (int64_t i = 0; i < sizes.num_states; ++i) add_head(key_head * sizes.num_states + i);
   }

@@ -9,8 +9,7 @@
 namespace flashtile::cpu {
 
 /// The kernels that a problem is computed with: bf16 pairs for bf16 inputs where there are any.
-const ScalarDecayOperandKernels& scalar_decay_operands(const ScalarDecayKernels& kernels,
-                                                       DType dtype);
+const ScalarDecayOperandKernels& scalar_decay_operands(const IsaEntry& isa, DType dtype);
 ScalarDecayShape scalar_decay_shape(const LinearProblem& problem, int64_t max_rows);
 
 LinearPlan plan_scalar_decay_fwd(const IsaEntry& isa, const LinearProblem& problem);

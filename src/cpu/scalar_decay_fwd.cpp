@@ -13,10 +13,9 @@
 
 namespace flashtile::cpu {
 
-const ScalarDecayOperandKernels& scalar_decay_operands(const ScalarDecayKernels& kernels,
-                                                       DType dtype) {
-  const bool has_pairs = kernels.bf16_operands.fwd_chunk != nullptr;
-  return dtype == DType::kBF16 && has_pairs ? kernels.bf16_operands : kernels.float_operands;
+const ScalarDecayOperandKernels& scalar_decay_operands(const IsaEntry& isa, DType dtype) {
+  const bool is_paired = dtype == DType::kBF16 && isa.scalar_decay_pairs != nullptr;
+  return is_paired ? *isa.scalar_decay_pairs : isa.linear->scalar_decay.operands;
 }
 
 ScalarDecayShape scalar_decay_shape(const LinearProblem& problem, int64_t max_rows) {
@@ -56,7 +55,7 @@ struct FwdMemory {
 
   FwdMemory(const IsaEntry& isa, const LinearProblem& problem, const ScalarDecayShape& shape,
             WorkspaceCursor& cursor) {
-    const auto& operands = scalar_decay_operands(isa.linear->scalar_decay, problem.dtype);
+    const auto& operands = scalar_decay_operands(isa, problem.dtype);
     states = cursor.take<float>(max_group(problem) * problem.head_dim *
                                 isa.linear->scalar_decay.state_ld(shape));
     scratch = cursor.take<char>(operands.fwd_scratch_bytes(shape));
@@ -81,7 +80,7 @@ class FwdStream {
         head_(head),
         columns_(columns),
         shape_(shape_of(problem, plan, columns)),
-        operands_(scalar_decay_operands(isa.linear->scalar_decay, problem.dtype)),
+        operands_(scalar_decay_operands(isa, problem.dtype)),
         ld_(isa.linear->scalar_decay.state_ld(shape_)),
         gates_(scalar_gates(problem, args, sequence, head)),
         gate_rows_(plan.chunk_size) {

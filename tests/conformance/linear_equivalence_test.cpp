@@ -166,9 +166,9 @@ void steps_give_the_forward(const LinearCase& one) {
     for (const std::string& name : step.call.tensor_names()) {
       if (step.call.spec().find_tensor(name)->direction != Direction::kInOut) continue;
       const TensorView initial = whole.call.tensor("initial_" + name);
+      const TensorView& pool = step.call.tensor(name);
       names.push_back(name);
-      pools.push_back(copy_of(step.call.tensor(name)));
-      pools.back().fill(kNan);
+      pools.emplace_back(pool.dtype, cli::shape_of(pool));
       for (int64_t b = 0; b < 2; ++b) {
         cli::from_numbers(cli::to_numbers(initial.sliced(0, b, b + 1)),
                           pools.back().view().sliced(0, kSlots[b], kSlots[b] + 1));

@@ -112,6 +112,7 @@ void expect_alike(const std::function<void()>& loop, double operations,
 }
 
 TEST(Peak, AgreesWithALoopWrittenByHand) {
+  if (!FLASHTILE_RELEASE) GTEST_SKIP() << "the library is not optimised in this build";
   if (!cpu_info().has(Isa::kAvx512)) GTEST_SKIP() << "the loop is one of AVX-512";
   constexpr double kLanesOfAll = 24.0 * 16 * kRounds;
   expect_alike(

@@ -35,8 +35,7 @@ struct StoreRows {
 };
 
 struct AttentionKernels {
-  OperandKernels float_operands;  ///< f32 arithmetic; any input dtype
-  OperandKernels bf16_operands;   ///< null functions where the instruction set has no bf16 dot
+  OperandKernels operands;  ///< f32 arithmetic; any input dtype
   /// Scratch that a block needs besides, for each strip program that its rules have.
   int64_t (*strip_bytes)(const variant::StripProgram& program);
   void (*store_rows)(const StoreRows& request);
@@ -56,11 +55,13 @@ const AttentionKernels& attention_kernels();
 namespace avx512 {
 const AttentionKernels& attention_kernels();
 }
-namespace avx512_bf16 {
-const AttentionKernels& attention_kernels();
-}
 namespace neon {
 const AttentionKernels& attention_kernels();
+}
+
+// Of an instruction set with a dot product of bf16 pairs: what it adds to the set below it.
+namespace avx512_bf16 {
+const OperandKernels& attention_pair_kernels();
 }
 
 }  // namespace flashtile::cpu

@@ -6,8 +6,7 @@
 #include "cpu/kernels/delta_bwd.hpp"
 #include "cpu/kernels/linear_kernels.hpp"
 #include "cpu/kernels/recurrent_bwd.hpp"
-#include "cpu/kernels/scalar_decay_bwd.hpp"
-#include "cpu/kernels/scalar_decay_fwd.hpp"
+#include "cpu/kernels/scalar_decay_operand_kernels.hpp"
 #include "cpu/kernels/scan.hpp"
 #include "cpu/kernels/selective_scan.hpp"
 #include "cpu/kernels/short_conv.hpp"
@@ -17,24 +16,7 @@
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
-template <class Operands>
-int64_t scalar_decay_fwd_scratch_bytes(const ScalarDecayShape& shape) {
-  return ScalarDecayFwdScratch<Operands>(nullptr, shape).bytes;
-}
-
-template <class Operands>
-int64_t scalar_decay_bwd_scratch_bytes(const ScalarDecayShape& shape) {
-  return ScalarDecayBwdScratch<Operands>(nullptr, shape).bytes;
-}
-
 inline int64_t scalar_decay_dk_ld(const ScalarDecayShape& shape) { return tile_ld(shape.head_dim); }
-
-template <class Operands, class F>
-constexpr ScalarDecayOperandKernels scalar_decay_operand_kernels() {
-  return {scalar_decay_fwd_scratch_bytes<Operands>, scalar_decay_fwd_chunk<F, Operands>,
-          scalar_decay_bwd_scratch_bytes<Operands>, scalar_decay_bwd_state<F, Operands>,
-          scalar_decay_bwd_dstate<F, Operands>,     scalar_decay_bwd_chunk<F, Operands>};
-}
 
 inline constexpr RecurrentKernels kRecurrentKernels = {
     kStripWidth,
@@ -60,27 +42,18 @@ inline constexpr ScanKernels kMamba1Kernels = {mamba1_fwd_scratch_bytes, mamba1_
 inline constexpr ScanKernels kRwkv4Kernels = {rwkv4_fwd_scratch_bytes, rwkv4_fwd_chunk,
                                               rwkv4_bwd_scratch_bytes, rwkv4_bwd_chunk};
 
-/// Where a result is rounded to 16 bits the cheaper exponential is exact enough.
-#if defined(__AVX512BF16__)
-inline constexpr ScalarDecayOperandKernels kPairOperands =
-    scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>();
-#else
-inline constexpr ScalarDecayOperandKernels kPairOperands = {};
-#endif
-
-constexpr LinearKernels kLinearKernels = {
-    {scalar_decay_state_ld, scalar_decay_dk_ld, scalar_decay_operand_kernels<FloatOperands, Exp2>(),
-     kPairOperands},
-    kRecurrentKernels,
-    kSlotsKernels,
-    kHgrnKernels,
-    kMamba1Kernels,
-    kRwkv4Kernels,
-    kSlstmKernels,
-    kShortConvKernels,
-    kLogDecayGateKernels,
-    kGatedNormKernels,
-    kFeatureMapKernels};
+constexpr LinearKernels kLinearKernels = {{scalar_decay_state_ld, scalar_decay_dk_ld,
+                                           scalar_decay_operand_kernels<FloatOperands, Exp2>()},
+                                          kRecurrentKernels,
+                                          kSlotsKernels,
+                                          kHgrnKernels,
+                                          kMamba1Kernels,
+                                          kRwkv4Kernels,
+                                          kSlstmKernels,
+                                          kShortConvKernels,
+                                          kLogDecayGateKernels,
+                                          kGatedNormKernels,
+                                          kFeatureMapKernels};
 
 const LinearKernels& linear_kernels() { return kLinearKernels; }
 

@@ -104,8 +104,7 @@ struct ScalarDecayOperandKernels {
 struct ScalarDecayKernels {
   int64_t (*state_ld)(const ScalarDecayShape& shape);  ///< of the forward's state, and of dstate
   int64_t (*dk_ld)(const ScalarDecayShape& shape);
-  ScalarDecayOperandKernels float_operands;  ///< f32 arithmetic; any input dtype
-  ScalarDecayOperandKernels bf16_operands;   ///< null functions where there is no bf16 dot
+  ScalarDecayOperandKernels operands;  ///< f32 arithmetic; any input dtype
 };
 
 }  // namespace flashtile::cpu
