@@ -249,7 +249,7 @@ inline void feature_map_bwd_chunk(const LayerPartChunk& c) {
     if (is_softmax) {
       softmax_row(x + n, c.columns);
       const float mean = row_dot(x + n, dout + n, c.columns);
-      softmax_grad_row(x + n, dout + n, c.columns, mean, 1.0f, x + n);
+      softmax_grad_row(x + n, dout + n, c.columns, mean, x + n);
       continue;
     }
     for (int64_t j = n; j < n + c.columns; j += kLanes) {
