@@ -23,7 +23,7 @@ FLASHTILE_INLINE void store_tile(const Accumulators<kRows, kVecs>& acc, const Ge
                                  int64_t row, int64_t col) {
   const Vf alpha = broadcast(out.alpha);
   float* c = out.c + row * out.ldc + col;
-  if (out.row_scale != nullptr) {
+  if (out.accumulate && out.row_scale != nullptr) {
     FLASHTILE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const Vf scale = broadcast(out.row_scale[row + i]);
