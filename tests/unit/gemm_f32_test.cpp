@@ -109,13 +109,13 @@ TEST_P(GemmF32, AlphaAccumulateAndRowScale) {
   for (const float alpha : {1.0f, -0.37f, 0.0f}) {
     for (const bool accumulate : {false, true}) {
       for (const bool scaled : {false, true}) {
-        std::vector<float> c(static_cast<size_t>(kM * ld));
-        fill(c.data(), kM * ld);
+        std::vector<float> c(static_cast<size_t>(kM * ld), kNan);
+        if (accumulate) fill(c.data(), kM * ld);
         const std::vector<float> old_c = c;
         SimdTable::Product product{kM, kN, kK, a.data(), kK, 1, b.data(), ld, c.data(), ld};
         product.alpha = alpha;
         product.accumulate = accumulate;
-        product.row_scale = accumulate && scaled ? row_scale.data() : nullptr;
+        product.row_scale = scaled ? row_scale.data() : nullptr;
         table().gemm(product);
         check_product(product, old_c);
       }
