@@ -37,7 +37,7 @@ target_compile_options(flashtile_flags INTERFACE $<$<CXX_COMPILER_ID:Clang>:-Wno
 target_compile_definitions(flashtile_flags
                            INTERFACE $<$<NOT:$<CONFIG:Release>>:_GLIBCXX_ASSERTIONS>)
 
-# -O1 for the library at large keeps the build short; the kernels get -O3 (isa.cmake).
+# -O1 for the library at large keeps the build short; the kernels get more (isa.cmake).
 string(REPLACE "-O3" "-O1" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
 if(FLASHTILE_SANITIZE)

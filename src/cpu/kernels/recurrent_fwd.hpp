@@ -189,7 +189,7 @@ void recurrent_strip(const RecurrentChunk& c, const RecurrentInputs& in, int64_t
   constexpr bool kIsDelta = kUpdate == RecurrentUpdate::kDelta;
   constexpr bool kIsLowRank = kUpdate == RecurrentUpdate::kLowRank;
   const int64_t ld = in.ld_k;
-  StripVectors<kVecs> read;
+  StripVectors<kVecs> read = {};  // row 0 sets it, which GCC does not see at -O1
   for (int64_t t = 0; t < c.rows; ++t) {
     const float* q = in.q + t * ld;
     const float* k = in.k + t * ld;
