@@ -29,6 +29,24 @@ CASES = {
                                              "g_norm_swish_gate.weight"}),
     "MultiScaleRetention": ({"num_heads": 4, "num_kv_heads": 2},
                             QKVO | {"g_proj.weight", "g_norm_swish_gate.weight"}),
+    "SimpleGatedLinearAttention": ({"num_heads": 4, "num_kv_heads": 2},
+                                   QKVO | CONVS | {"gk_proj.weight", "gk_proj.bias",
+                                                   "g_proj.weight", "g_norm_swish_gate.weight"}),
+    "LinearAttention": ({"num_heads": 4, "num_kv_heads": 2, "norm_q": True,
+                         "tie_feature_map_qk": True},
+                        QKVO | {"norm.weight", *(f"feature_map_{side}.layer{n}.{part}"
+                                                 for side in "qk" for n in (1, 2)
+                                                 for part in ("weight", "bias"))}),
+    "GatedSlotAttention": ({"num_heads": 4, "num_kv_heads": 2, "num_slots": 6,
+                            "use_short_conv": True, "feature_map": "t2r"},
+                           QKVO | CONVS | {"f_proj.weight", "g_norm.weight",
+                                           "feature_map.layer.weight"}),
+    "HGRNAttention": ({"expand_ratio": 2, "use_short_conv": True},
+                      {*(f"{name}_proj.weight" for name in "ifgo"), "g_norm.weight",
+                       "i_conv1d.weight", "f_conv1d.weight"}),
+    "HGRN2Attention": ({"expand_ratio": 8, "use_short_conv": True},
+                       {*(f"{name}_proj.weight" for name in "qfio"), "g_norm.weight",
+                        *(f"{name}_conv1d.weight" for name in "qfi")}),
     "Mamba2": ({"head_dim": 8, "state_size": 6, "n_groups": 2},
                {"in_proj.weight", "conv1d.weight", "conv1d.bias", "dt_bias", "A_log", "D",
                 "norm.weight", "out_proj.weight"}),
@@ -55,7 +73,7 @@ def hidden(seqlen=9):
 
 
 def more_of(name, seqlen=9):
-    """What a layer takes besides hidden states."""
+    """What a layer takes besides hidden states, by row."""
     return {"v_first": hidden(seqlen) * 0.5} if name == "RWKV7Attention" else {}
 
 
@@ -114,10 +132,10 @@ def test_padding_and_packed_sequences(name):
     same(out[:, 6:], whole[1:])
 
 
-def conv(layer, name, x):
+def conv(layer, name, x, activation=SILU):
     weight = getattr(layer, f"{name}_conv1d").weight.double()
     x = functional.pad(x.transpose(1, 2), (weight.shape[2] - 1, 0))
-    return SILU(functional.conv1d(x, weight, groups=weight.shape[0])).transpose(1, 2)
+    return activation(functional.conv1d(x, weight, groups=weight.shape[0])).transpose(1, 2)
 
 
 def rms(x, weight, eps=1e-5):
@@ -151,6 +169,8 @@ def by_hand(name, layer, x):
     group = q.shape[2] // k.shape[2]
     if name == "GatedLinearAttention":
         g = functional.logsigmoid(split(layer.gk_proj(x), layer.head_k_dim)) / 16
+    elif name == "SimpleGatedLinearAttention":
+        g = functional.logsigmoid(layer.gk_proj(x))[..., None] / 16
     else:
         g = torch.log(1 - 2.0 ** (-5 - torch.arange(4.0).double())).expand(*x.shape[:2], 4)[
             ..., None]
@@ -167,11 +187,79 @@ def by_hand(name, layer, x):
     return layer.o_proj((rms(out, layer.g_norm_swish_gate.weight) * gate).flatten(-2))
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if hasattr(make(name), "q_proj")])
+@pytest.mark.parametrize("name", ["DeltaNet", "GatedDeltaNet", "KimiDeltaAttention",
+                                  "GatedLinearAttention", "SimpleGatedLinearAttention",
+                                  "MultiScaleRetention"])
 def test_by_hand(name):
     layer = make(name)
     found = layer(hidden())[0]
     same(found, by_hand(name, layer.double(), hidden().double()), 2e-5)
+
+
+@pytest.mark.parametrize("is_normalised", [False, True])
+def test_linear_attention_by_hand(is_normalised):
+    # Mapped keys that are not positive may leave nothing to divide by.
+    more = {"feature_map": "elu"} if is_normalised else {}
+    layer = make("LinearAttention", do_feature_map_norm=is_normalised, **more)
+    found = layer(hidden())[0]
+    layer, x = layer.double(), hidden().double()
+    q, k, v = (split(getattr(layer, f"{name}_proj")(x), 8) for name in "qkv")
+    if is_normalised:
+        q, k = functional.elu(q) + 1, functional.elu(k) + 1
+    else:
+        one, two = layer.feature_map_q.layer1, layer.feature_map_q.layer2
+        q, k = one(q) * two(q), one(k) * two(k)
+    q = q / (q.sum(-1, keepdim=True) + 1e-4)
+    k, v = k.repeat_interleave(2, 2), v.repeat_interleave(2, 2)
+    out, _ = loop(q, k, v)
+    if is_normalised:
+        out = out / (loop(q, k, torch.ones_like(v[..., :1]))[0] + 1e-10)
+    same(found, layer.o_proj(rms(out, layer.norm.weight).flatten(-2)), 2e-5)
+
+
+def test_slots_by_hand():
+    layer = make("GatedSlotAttention")
+    found = layer(hidden())[0]
+    layer, x = layer.double(), hidden().double()
+    q, k, v = (split(conv(layer, name, getattr(layer, f"{name}_proj")(x)), 8) for name in "qkv")
+    q, k = (functional.relu(layer.feature_map.layer(y)) for y in (q, k))
+    g = functional.logsigmoid(split(layer.f_proj(x), 6)) / 8
+    k, v, g = (y.repeat_interleave(2, 2) for y in (k, SILU(v), g))
+    keys, values = torch.zeros(2, 4, 8, 6).double(), torch.zeros(2, 4, 6, 8).double()
+    outs = []
+    for t in range(x.shape[1]):
+        decay, s = g[:, t].exp(), 1 - g[:, t].exp()
+        keys = keys * decay[:, :, None] + k[:, t, :, :, None] * s[:, :, None]
+        values = values * decay[..., None] + s[..., None] * v[:, t, :, None]
+        weights = torch.einsum("bhkm,bhk->bhm", keys, q[:, t]).softmax(-1)
+        outs.append(torch.einsum("bhmv,bhm->bhv", values, weights).flatten(-2))
+    out = rms(SILU(torch.stack(outs, 1)), layer.g_norm.weight)
+    same(found, layer.o_proj(out), 2e-5)
+
+
+@pytest.mark.parametrize("name", ["HGRNAttention", "HGRN2Attention"])
+@pytest.mark.parametrize("is_bounded", [False, True])
+def test_hgrn_by_hand(name, is_bounded):
+    layer = make(name)
+    bound = torch.linspace(0.1, 0.8, layer.f_proj.out_features) if is_bounded else None
+    found = layer(hidden(), lower_bound=bound)[0]
+    layer, x = layer.double(), hidden().double()
+    parts = {part: conv(layer, part, getattr(layer, f"{part}_proj")(x), lambda y: y)
+             for part in layer.projections}
+    kept = parts["f"].sigmoid()
+    if is_bounded:
+        kept = bound.double() + (1 - bound.double()) * kept
+    if name == "HGRN2Attention":
+        out, _ = loop(split(SILU(parts["q"]), 8), split(1 - kept, 8), split(parts["i"], 8),
+                      split(kept.log(), 8))
+        out = rms(out.flatten(-2), layer.g_norm.weight)
+    else:
+        state, rows = 0, []
+        for t in range(x.shape[1]):
+            state = kept[:, t] * state + SILU(parts["i"][:, t]) * (1 - kept[:, t])
+            rows.append(state)
+        out = rms(torch.stack(rows, 1), layer.g_norm.weight) * SILU(layer.g_proj(x))
+    same(found, layer.o_proj(out), 2e-5)
 
 
 def test_rwkv7_by_hand():

@@ -11,11 +11,18 @@ use_cache=True). Padding is told by attention_mask, packed sequences by cu_seqle
 
 from flashtile.torch.layers.base import LayerCache
 from flashtile.torch.layers.delta import DeltaNet, GatedDeltaNet, KimiDeltaAttention
-from flashtile.torch.layers.gated import GatedLinearAttention, MultiScaleRetention
+from flashtile.torch.layers.gated import (
+    GatedLinearAttention,
+    MultiScaleRetention,
+    SimpleGatedLinearAttention,
+)
+from flashtile.torch.layers.hgrn import HGRN2Attention, HGRNAttention
 from flashtile.torch.layers.mamba2 import Mamba2
+from flashtile.torch.layers.maps import GatedSlotAttention, LinearAttention
 from flashtile.torch.layers.modules import FusedRMSNormGated, RMSNorm, ShortConvolution
 from flashtile.torch.layers.rwkv7 import RWKV7Attention
 
 __all__ = ["DeltaNet", "FusedRMSNormGated", "GatedDeltaNet", "GatedLinearAttention",
-           "KimiDeltaAttention", "LayerCache", "Mamba2", "MultiScaleRetention", "RMSNorm",
-           "RWKV7Attention", "ShortConvolution"]
+           "GatedSlotAttention", "HGRN2Attention", "HGRNAttention", "KimiDeltaAttention",
+           "LayerCache", "LinearAttention", "Mamba2", "MultiScaleRetention", "RMSNorm",
+           "RWKV7Attention", "ShortConvolution", "SimpleGatedLinearAttention"]

@@ -101,20 +101,22 @@ def log_step_sizes(count: int) -> Tensor:
 
 class RecurrentLayer(nn.Module):
     """(batch, seqlen, hidden_size) to the same, with q_proj, k_proj and v_proj and, with
-    use_short_conv, q_conv1d, k_conv1d and v_conv1d behind them."""
+    use_short_conv, q_conv1d, k_conv1d and v_conv1d behind them; or with other letters."""
+
+    projections = "qkv"
 
     def __init__(self, layer_idx: int | None) -> None:
         super().__init__()
         self.layer_idx = layer_idx
 
-    def make_projections(self, hidden_size: int, dims: tuple[int, int, int], *,
-                         use_short_conv: bool, conv_size: int, conv_bias: bool,
+    def make_projections(self, hidden_size: int, dims: tuple[int, ...], *,
+                         use_short_conv: bool = False, conv_size: int = 4, conv_bias: bool = False,
                          qk_activation: str | None = "silu") -> None:
         self.use_short_conv = use_short_conv
-        for name, dim in zip("qkv", dims):
+        for name, dim in zip(self.projections, dims):
             self.add_module(f"{name}_proj", nn.Linear(hidden_size, dim, bias=False))
         if use_short_conv:
-            for name, dim in zip("qkv", dims):
+            for name, dim in zip(self.projections, dims):
                 self.add_module(f"{name}_conv1d", ShortConvolution(
                     dim, conv_size, bias=conv_bias,
                     activation="silu" if name == "v" else qk_activation))
@@ -136,11 +138,12 @@ class RecurrentLayer(nn.Module):
     def projected(self, rows: Rows, before: dict[str, Any],
                   wants_state: bool) -> tuple[list[Tensor], tuple[Tensor | None, ...] | None]:
         """q, k and v behind their convolutions, and the convolutions' states."""
-        found = [getattr(self, f"{name}_proj")(rows.hidden) for name in "qkv"]
+        names = self.projections
+        found = [getattr(self, f"{name}_proj")(rows.hidden) for name in names]
         if not self.use_short_conv:
             return found, None
-        past = before.get("conv_state") or (None, None, None)
+        past = before.get("conv_state") or (None,) * len(names)
         pairs = [getattr(self, f"{name}_conv1d")(x, cache=cache, output_final_state=wants_state,
                                                  cu_seqlens=rows.cu_seqlens)
-                 for name, x, cache in zip("qkv", found, past)]
+                 for name, x, cache in zip(names, found, past)]
         return [out for out, _ in pairs], tuple(state for _, state in pairs)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers with a decay and an output gate: gated linear attention and multi-scale retention."""
+"""Layers with a decay and an output gate: gated linear attention with a decay for each key
+dimension or for each head, and multi-scale retention."""
 
 from __future__ import annotations
 
@@ -64,6 +65,13 @@ class _GatedLayer(RecurrentLayer):
             self.g_norm_swish_gate = None
             self.g_norm = RMSNorm(self.head_v_dim, elementwise_affine, norm_eps,
                                   dtype=torch.float32)
+
+    def repeated(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the decay is that of q's head heads are repeated, not shared."""
+        group = self.num_heads // self.num_kv_heads
+        if group == 1:
+            return k, v
+        return k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows,
                  seen: int) -> dict[str, Tensor]:
@@ -137,6 +145,34 @@ class GatedLinearAttention(_GatedLayer):
         return {"q": q, "k": k, "v": v, "g": g}
 
 
+class SimpleGatedLinearAttention(_GatedLayer):
+    """Gated linear attention with one decay for each head: parameters q_proj, k_proj, v_proj,
+    gk_proj, g_proj, g_norm_swish_gate (or g_norm), o_proj, and convolutions with use_short_conv.
+
+    Arguments are those of GatedLinearAttention.
+    """
+
+    op = "simple_gla"
+
+    def __init__(self, mode: str = "chunk", hidden_size: int = 1024, expand_k: float = 1.0,
+                 expand_v: float = 1.0, num_heads: int = 4, num_kv_heads: int | None = None,
+                 feature_map: str | None = None, use_short_conv: bool = True, conv_size: int = 4,
+                 conv_bias: bool = False, gate_fn: str = "swish", elementwise_affine: bool = True,
+                 norm_eps: float = 1e-5, gate_logit_normalizer: int = 16, fuse_norm: bool = True,
+                 layer_idx: int | None = None) -> None:
+        super().__init__(mode, hidden_size, expand_k, expand_v, num_heads, num_kv_heads,
+                         feature_map, use_short_conv, conv_size, conv_bias, True, gate_fn,
+                         elementwise_affine, norm_eps, fuse_norm, layer_idx)
+        self.gate_logit_normalizer = gate_logit_normalizer
+        self.gk_proj = nn.Linear(hidden_size, num_heads)
+
+    def operands(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows,
+                 seen: int) -> dict[str, Tensor]:
+        k, v = self.repeated(k, v)
+        g = log_decay(self.gk_proj(rows.hidden), None, divisor=self.gate_logit_normalizer)
+        return {"q": q, "k": k, "v": v, "g": g}
+
+
 class MultiScaleRetention(_GatedLayer):
     """Multi-scale retention (RetNet, arXiv:2307.08621) with rotary positions: parameters q_proj,
     k_proj, v_proj, g_proj, g_norm_swish_gate (or g_norm), o_proj, and convolutions.
@@ -167,9 +203,7 @@ class MultiScaleRetention(_GatedLayer):
             first = starts[:-1] if rows.past is None else starts[:-1] - rows.past + seen
             positions = positions - first.repeat_interleave(starts.diff())
         q, k = (_turned(x, positions) for x in (q, k))
-        group = self.num_heads // self.num_kv_heads
-        if group > 1:  # the decay is that of q's head: heads are repeated, not shared
-            k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+        k, v = self.repeated(k, v)
         return {"q": q, "k": k, "v": v}
 
 

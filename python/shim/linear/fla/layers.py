@@ -5,11 +5,17 @@ from flashtile.torch.layers import (
     DeltaNet,
     GatedDeltaNet,
     GatedLinearAttention,
+    GatedSlotAttention,
+    HGRN2Attention,
+    HGRNAttention,
     KimiDeltaAttention,
+    LinearAttention,
     Mamba2,
     MultiScaleRetention,
     RWKV7Attention,
+    SimpleGatedLinearAttention,
 )
 
-__all__ = ["DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "KimiDeltaAttention", "Mamba2",
-           "MultiScaleRetention", "RWKV7Attention"]
+__all__ = ["DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "GatedSlotAttention",
+           "HGRN2Attention", "HGRNAttention", "KimiDeltaAttention", "LinearAttention", "Mamba2",
+           "MultiScaleRetention", "RWKV7Attention", "SimpleGatedLinearAttention"]
