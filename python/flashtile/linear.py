@@ -55,9 +55,6 @@ def _check_changeable(op: Operator, name: str, state: Array) -> None:
     if library_of(state) == "jax":
         raise ValueError(f"{op.step.name}: {name} is an array of JAX, which cannot change: "
                          "flashtile.jax.linear takes one row and returns the state behind it")
-    flags = getattr(state, "flags", None)
-    if flags is not None and not getattr(flags, "writeable", True):
-        raise ValueError(f"{op.step.name}: {name} is read-only, expected an array to change")
 
 
 def _step(op: Operator, tensors: tuple[Array, ...], options: tuple[Any, ...], out_dtype: Any,

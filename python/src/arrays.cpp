@@ -162,8 +162,7 @@ TensorView ArrayViews::from_dlpack(const dlpack::Tensor& tensor, std::string_vie
   return view;
 }
 
-bool ArrayViews::view_buffer(nb::handle array, std::string_view name, bool is_written,
-                             TensorView& view) {
+bool ArrayViews::view_buffer(nb::handle array, std::string_view name, TensorView& view) {
   if (PyObject_CheckBuffer(array.ptr()) == 0) return false;
   DType dtype = DType::kNone;
   Py_buffer buffer;
@@ -183,7 +182,7 @@ bool ArrayViews::view_buffer(nb::handle array, std::string_view name, bool is_wr
     fail(op_, "dtype of ", name, " has the buffer format '", buffer.format ? buffer.format : "",
          "', expected one of f32, f16, bf16, f64, i32, i64, u8 and bool in native byte order");
   }
-  if (is_written && buffer.readonly != 0) fail(op_, name, " is read-only, but is to be written");
+  if (buffer.readonly != 0) unwritable_.push_back({std::string(name), " is read-only"});
   if (buffer.ndim > TensorView::kMaxDims) {
     fail(op_, name, " has ", buffer.ndim, " dimensions, expected at most ", TensorView::kMaxDims);
   }
@@ -203,7 +202,7 @@ bool ArrayViews::view_buffer(nb::handle array, std::string_view name, bool is_wr
   return true;
 }
 
-TensorView ArrayViews::view_capsule(nb::handle array, std::string_view name, bool is_written) {
+TensorView ArrayViews::view_capsule(nb::handle array, std::string_view name) {
   if (full_type_name(array).starts_with("jax") &&
       full_type_name(array).find("Tracer") != std::string::npos) {
     PyErr_Format(PyExc_TypeError,
@@ -218,8 +217,8 @@ TensorView ArrayViews::view_capsule(nb::handle array, std::string_view name, boo
     nb::raise_python_error();
   }
   const std::string library = full_type_name(array);
-  if (is_written && library.starts_with("jax")) {
-    fail(op_, name, " is a JAX array, which cannot be written");
+  if (library.starts_with("jax")) {
+    unwritable_.push_back({std::string(name), " is a JAX array, which cannot change"});
   }
   nb::object capsule;
   try {
@@ -235,8 +234,8 @@ TensorView ArrayViews::view_capsule(nb::handle array, std::string_view name, boo
     if (managed->version.major != dlpack::kMajorVersion) {
       fail(op_, name, " comes with DLPack version ", managed->version.major, ", expected 1");
     }
-    if (is_written && (managed->flags & dlpack::kReadOnly) != 0) {
-      fail(op_, name, " is read-only, but is to be written");
+    if ((managed->flags & dlpack::kReadOnly) != 0) {
+      unwritable_.push_back({std::string(name), " is read-only"});
     }
     return from_dlpack(managed->tensor, name);
   }
@@ -246,7 +245,7 @@ TensorView ArrayViews::view_capsule(nb::handle array, std::string_view name, boo
   return from_dlpack(managed->tensor, name);
 }
 
-TensorView ArrayViews::view(nb::handle array, std::string_view name, bool is_written) {
+TensorView ArrayViews::view(nb::handle array, std::string_view name) {
   if (const dlpack::ExchangeApi* api = exchange_api(array)) {
     refuse_gradient(array, name);
     dlpack::Tensor tensor{};
@@ -254,8 +253,8 @@ TensorView ArrayViews::view(nb::handle array, std::string_view name, bool is_wri
     return from_dlpack(tensor, name);
   }
   TensorView view;
-  if (view_buffer(array, name, is_written, view)) return view;
-  return view_capsule(array, name, is_written);
+  if (view_buffer(array, name, view)) return view;
+  return view_capsule(array, name);
 }
 
 nb::object new_array(nb::handle like, const Device& device, std::span<const int64_t> shape,

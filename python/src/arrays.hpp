@@ -31,18 +31,26 @@ class ArrayViews {
   ~ArrayViews();
 
   /// A view of an array: of a type with DLPack's exchange functions, with a buffer, or with
-  /// __dlpack__. Throws Error where it cannot be one, or is read-only and is to be written.
-  TensorView view(nb::handle array, std::string_view name, bool is_written);
+  /// __dlpack__. Throws Error where it cannot be one.
+  TensorView view(nb::handle array, std::string_view name);
+
+  /// An array that was viewed and must not be written.
+  struct Unwritable {
+    std::string name;
+    std::string_view reason;
+  };
+  std::span<const Unwritable> unwritable() const { return unwritable_; }
 
  private:
-  bool view_buffer(nb::handle array, std::string_view name, bool is_written, TensorView& view);
-  TensorView view_capsule(nb::handle array, std::string_view name, bool is_written);
+  bool view_buffer(nb::handle array, std::string_view name, TensorView& view);
+  TensorView view_capsule(nb::handle array, std::string_view name);
   TensorView from_dlpack(const dlpack::Tensor& tensor, std::string_view name) const;
   void refuse_gradient(nb::handle array, std::string_view name) const;
 
   std::string_view op_;
   std::vector<nb::object> owners_;
   std::vector<Py_buffer> buffers_;
+  std::vector<Unwritable> unwritable_;
 };
 
 /// An uninitialised array of the library and on the device of `like`. Libraries whose arrays cannot

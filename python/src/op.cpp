@@ -145,14 +145,13 @@ std::vector<int64_t> output_shape(const OpCall& call, const TensorSpec& row,
 
 void Op::set_tensor(Call& call, const TensorSpec& row, const std::string& name,
                     nb::handle array) const {
-  const bool is_written = row.direction == Direction::kOut;
   TensorView* view = row.access(call.op_call.args(), family_suffix(row.name, name), true);
-  *view = call.views.view(array, name, is_written);
+  *view = call.views.view(array, name);
   if (!call.like.is_valid()) {
     call.like = nb::borrow(array);
     call.device = view->device;
   }
-  if (is_written) call.given.emplace_back(name, nb::borrow(array));
+  if (row.direction == Direction::kOut) call.given.emplace_back(name, nb::borrow(array));
 }
 
 void Op::set_option(Call& call, const OptionSpec& row, const std::string& name,
@@ -197,7 +196,7 @@ void Op::add_result(Call& call, const std::string& name, nb::handle dtypes) cons
   }
   const std::vector<int64_t> shape = output_shape(call.op_call, *row, suffix);
   nb::object array = new_array(call.like, call.device, shape, dtype);
-  *row->access(call.op_call.args(), suffix, true) = call.views.view(array, name, true);
+  *row->access(call.op_call.args(), suffix, true) = call.views.view(array, name);
   call.results.push_back(std::move(array));
 }
 
@@ -220,6 +219,11 @@ void Op::prepare(Call& call, nb::tuple tensors, nb::tuple options, nb::object fa
     }
   }
   set_families(call, families);
+  // Whether a cache is written depends on the other tensors, so it is asked when all are there.
+  for (const ArrayViews::Unwritable& array : call.views.unwritable()) {
+    if (!call.op_call.writes(array.name)) continue;
+    fail(spec_->name, array.name, array.reason, ", but is to be written");
+  }
   if (max_workers < 0) fail(spec_->name, "max_workers is ", max_workers, ", expected at least 0");
   call.context.max_workers = max_workers;
   if (!implementation.is_none()) {
@@ -238,7 +242,7 @@ nb::tuple Op::run(nb::tuple tensors, nb::tuple options, nb::object families, nb:
     if (needed > 0) {
       const int64_t bytes = needed + kWorkspaceAlignment;
       call.workspace = new_array(call.like, call.device, std::span(&bytes, 1), DType::kU8);
-      call.context.workspace = call.views.view(call.workspace, "workspace", true).data;
+      call.context.workspace = call.views.view(call.workspace, "workspace").data;
       call.context.workspace_bytes = static_cast<size_t>(bytes);
     }
   }

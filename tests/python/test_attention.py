@@ -138,6 +138,18 @@ def test_inputs_may_be_read_only_and_results_may_not():
         flashtile.attention(q, k, v, out=out)
 
 
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_a_cache_that_takes_new_keys_may_not_be_read_only(name):
+    q, k, v = qkv()
+    new = {"k_new": k[:, :1], "v_new": v[:, :1], "seqused_k": np.full(len(k), 4, np.int32)}
+    caches = {"k": k, "v": v}
+    caches[name].flags.writeable = False
+    before = caches[name].copy()
+    with pytest.raises(ValueError, match=f"{name} is read-only, but is to be written"):
+        flashtile.attention(q, **caches, **new)
+    assert (caches[name] == before).all()
+
+
 def test_any_buffer_is_an_array():
     numbers = array.array("f", [0.5] * 16)
     q = memoryview(numbers).cast("B").cast("f", (1, 2, 1, 8))
