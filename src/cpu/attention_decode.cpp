@@ -6,7 +6,8 @@
 // heads, tile by tile: where heads lie side by side in memory, a tile of all of them is one stretch
 // of it, which is read in order. Sums of a split stay undivided; a second pass joins them in order.
 // A split always begins at a multiple of kSplitKeys of its own sequence, so what a sequence gives
-// depends on nothing else: not on the batch, pages, threads, nor on which heads share a task.
+// depends on nothing else: not on the batch, pages, threads, nor on which heads share a task. With
+// `batch_invariant` there is one split, whose tiles are summed as a prefill sums its key blocks.
 #include "cpu/attention_decode.hpp"
 
 #include <algorithm>
@@ -26,11 +27,16 @@ namespace {
 constexpr int64_t kSplitKeys = 512;
 constexpr int64_t kMaxQueries = 16;
 constexpr int64_t kMaxRows = 16;                    ///< of a group; with more, packing pays
-constexpr int64_t kTileBytes = int64_t{256} << 10;  ///< two tiles stay in L2
+constexpr int64_t kGroupBytes = int64_t{64} << 10;  ///< 16 keys of all heads of a task
 constexpr int64_t kTaskRows = 64;  ///< of all heads of a task: their scores stay in L1
 
 int64_t rows_of_group(const AttentionProblem& problem) {
   return problem.group_size() * problem.max_seqlen_q;
+}
+
+/// Keys of a split.
+int64_t split_keys(const AttentionProblem& problem) {
+  return problem.batch_invariant ? std::max<int64_t>(kSplitKeys, problem.max_seqlen_k) : kSplitKeys;
 }
 
 /// Bytes of a group's sums over one split.
@@ -38,8 +44,7 @@ int64_t part_bytes(const IsaEntry& isa, const AttentionProblem& problem) {
   const int64_t rows = rows_of_group(problem);
   WorkspaceCursor cursor;
   cursor.take<float>(rows * isa.serving->decode_ld(problem.head_dim_v));
-  cursor.take<float>(rows);
-  cursor.take<float>(rows);
+  for (int i = 0; i < 3; ++i) cursor.take<float>(rows);
   return cursor.used();
 }
 
@@ -57,7 +62,8 @@ bool is_scattered(const AttentionProblem& problem) {
 int64_t worker_bytes(const IsaEntry& isa, const AttentionProblem& problem, int64_t num_heads_kv) {
   const int64_t rows = rows_of_group(problem);
   WorkspaceCursor cursor;
-  cursor.take<char>(isa.serving->decode_scratch_bytes(num_heads_kv * rows, problem.head_dim_v));
+  cursor.take<char>(
+      isa.serving->decode_scratch_bytes(num_heads_kv, rows, problem.head_dim, problem.head_dim_v));
   cursor.take<float>(num_heads_kv * rows * isa.serving->decode_ld(problem.head_dim));
   if (is_scattered(problem)) {
     cursor.take<char>(2 * kDecodeKeys * (problem.head_dim + problem.head_dim_v) *
@@ -72,7 +78,7 @@ int64_t head_stride(const TensorView& tensor) {
   return tensor.strides[static_cast<size_t>(tensor.ndim - 2)] * dtype_bytes(tensor.dtype);
 }
 
-/// kv heads of a task at most: as many as a tile has room for, where heads lie side by side.
+/// kv heads of a task at most: as many as the cache has room for, where heads lie side by side.
 int64_t max_task_heads(const AttentionProblem& problem) {
   // Distance of neighbours in a dimension counted from the last.
   const auto stride = [](const TensorLayout& layout, int from_last) {
@@ -80,15 +86,16 @@ int64_t max_task_heads(const AttentionProblem& problem) {
   };
   if (stride(problem.k, 2) > stride(problem.k, 3) || is_scattered(problem)) return 1;
   const int64_t head_bytes =
-      kDecodeKeys * (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.k.dtype);
+      16 * std::max(problem.head_dim, problem.head_dim_v) * dtype_bytes(problem.k.dtype);
   const int64_t by_rows = kTaskRows / std::max<int64_t>(1, rows_of_group(problem));
-  return std::clamp<int64_t>(std::min(kTileBytes / head_bytes, by_rows), 1, problem.num_heads_kv);
+  return std::clamp<int64_t>(std::min(kGroupBytes / head_bytes, by_rows), 1, problem.num_heads_kv);
 }
 
 /// The state of rows that have seen no key.
 void set_empty(const DecodeState& state, int64_t rows) {
   std::fill_n(state.row_max, rows, -std::numeric_limits<float>::infinity());
   std::fill_n(state.row_sum, rows, 0.0f);
+  std::fill_n(state.row_top, rows, -std::numeric_limits<float>::infinity());
 }
 
 class DecodeLaunch {
@@ -100,6 +107,7 @@ class DecodeLaunch {
         args_(args),
         call_(problem, args),
         context_(with_workers_for(call_.work(), context)),
+        split_keys_(split_keys(problem)),
         part_bytes_(part_bytes(isa, problem)),
         q_ld_(kernels_.decode_ld(problem.head_dim)),
         out_ld_(kernels_.decode_ld(problem.head_dim_v)),
@@ -131,7 +139,7 @@ class DecodeLaunch {
   };
 
   int64_t num_splits(const Sequence& sequence) const {
-    return ceil_div(sequence.seqlen_k, kSplitKeys);
+    return ceil_div(sequence.seqlen_k, split_keys_);
   }
   DecodeState part(const Sequence& sequence, int64_t head_kv, int64_t split) const;
   void make_tasks();
@@ -153,7 +161,7 @@ class DecodeLaunch {
   const AttentionArgs& args_;
   AttentionCall call_;
   Context context_;
-  int64_t part_bytes_, q_ld_, out_ld_, num_workers_, worker_bytes_;
+  int64_t split_keys_, part_bytes_, q_ld_, out_ld_, num_workers_, worker_bytes_;
   bool has_own_rules_;  ///< heads differ in their rules
   Workspace workspace_;
   char* parts_ = nullptr;
@@ -161,13 +169,14 @@ class DecodeLaunch {
 };
 
 DecodeState DecodeLaunch::part(const Sequence& sequence, int64_t head_kv, int64_t split) const {
-  const int64_t max_splits = ceil_div(problem_.max_seqlen_k, kSplitKeys);
+  const int64_t max_splits = ceil_div(problem_.max_seqlen_k, split_keys_);
   const int64_t index = (sequence.batch_idx * problem_.num_heads_kv + head_kv) * max_splits + split;
   const int64_t rows = rows_of_group(problem_);
   WorkspaceCursor cursor(parts_ + index * part_bytes_);
   auto* out = cursor.take<float>(rows * out_ld_);
   auto* row_max = cursor.take<float>(rows);
-  return {out, row_max, cursor.take<float>(rows)};
+  auto* row_sum = cursor.take<float>(rows);
+  return {out, row_max, row_sum, cursor.take<float>(rows)};
 }
 
 void DecodeLaunch::make_tasks() {
@@ -266,9 +275,9 @@ void DecodeLaunch::load_queries(const Task& task, float* q) const {
     for (int64_t i = 0; i < sequence.seqlen_q; ++i) addresses.push_back(queries.row(i));
   }
   const Rows queries = query_rows(args_.q, sequence, 0);
-  kernels_.decode_queries(
-      {addresses.data(), problem_.dtype, problem_.k.dtype, element_stride(queries, problem_.dtype),
-       static_cast<int64_t>(addresses.size()), problem_.head_dim, problem_.head_dim_v, q, q_ld_});
+  kernels_.decode_queries({addresses.data(), problem_.dtype,
+                           element_stride(queries, problem_.dtype),
+                           static_cast<int64_t>(addresses.size()), problem_.head_dim, q, q_ld_});
 }
 
 /// What all tiles of a task have in common but their memory.
@@ -290,7 +299,7 @@ DecodeTile DecodeLaunch::make_tile(const Task& task) const {
 
 /// Rows of a task's first tile, to be fetched.
 void DecodeLaunch::find_first_rows(const Task& task, TileRows* rows) const {
-  const int64_t begin = task.split * kSplitKeys;
+  const int64_t begin = task.split * split_keys_;
   find_rows(task, begin, std::min(begin + kDecodeKeys, task.sequence->seqlen_k), nullptr, rows);
 }
 
@@ -301,8 +310,8 @@ void DecodeLaunch::attend(const Task& task, const Task* then, char* memory) cons
   const int64_t rows = group * sequence.seqlen_q;
   const int64_t heads = task.head_end - task.head_begin;
   WorkspaceCursor cursor(memory);
-  char* scratch = cursor.take<char>(
-      kernels_.decode_scratch_bytes(heads * rows_of_group(problem_), problem_.head_dim_v));
+  char* scratch = cursor.take<char>(kernels_.decode_scratch_bytes(
+      heads, rows_of_group(problem_), problem_.head_dim, problem_.head_dim_v));
   auto* q = cursor.take<float>(heads * rows * q_ld_);
   load_queries(task, q);
   TaskRules rules;
@@ -324,8 +333,8 @@ void DecodeLaunch::attend(const Task& task, const Task* then, char* memory) cons
                                           &cover[static_cast<size_t>(n * group)],
                                           part(sequence, task.head_begin + n, task.split)};
   }
-  const int64_t begin = task.split * kSplitKeys;
-  const int64_t end = std::min(begin + kSplitKeys, sequence.seqlen_k);
+  const int64_t begin = task.split * split_keys_;
+  const int64_t end = std::min(begin + split_keys_, sequence.seqlen_k);
   TileRows now, next;
   const int64_t copy_bytes =
       kDecodeKeys * (problem_.head_dim + problem_.head_dim_v) * dtype_bytes(problem_.k.dtype);
@@ -354,9 +363,10 @@ void DecodeLaunch::attend(const Task& task, const Task* then, char* memory) cons
     }
     tile.k_rows = now.k.data();
     tile.v_rows = now.v.data();
-    tile.next_k_rows = next.k.data();
-    tile.next_v_rows = next.v.data();
-    tile.num_next = next.num_keys;
+    const TileRows& behind = next.num_keys > 0 ? next : now;
+    tile.next_k_rows = behind.k.data();
+    tile.next_v_rows = behind.v.data();
+    tile.num_next = behind.num_keys;
     tile.k_begin = k_begin;
     tile.num_keys = now.num_keys;
     kernels_.decode_tile(tile);
@@ -393,13 +403,12 @@ void DecodeLaunch::finish(const Pair& pair, float* max_logit) const {
   }
   const bool is_log2 = !problem_.softcap && !args_.bias;
   const Rows out = query_rows(args_.out, sequence, 0);
-  kernels_.decode_finish({parts.data(), static_cast<int64_t>(parts.size()), problem_.dtype,
-                          problem_.k.dtype, static_cast<int64_t>(rows), problem_.head_dim,
-                          problem_.head_dim_v, out_ld_, is_log2 ? 0.69314718055994531f : 1.0f,
-                          problem_.dropout.is_on ? static_cast<float>(problem_.dropout.gain) : 1.0f,
-                          problem_.has_sink ? sinks.data() : nullptr, out_rows.data(),
-                          args_.out.dtype, element_stride(out, args_.out.dtype), lse.data(),
-                          highest.data()});
+  kernels_.decode_finish(
+      {parts.data(), static_cast<int64_t>(parts.size()), problem_.dtype, static_cast<int64_t>(rows),
+       problem_.head_dim_v, out_ld_, is_log2 ? 0.69314718055994531f : 1.0f,
+       problem_.dropout.is_on ? static_cast<float>(problem_.dropout.gain) : 1.0f,
+       problem_.has_sink ? sinks.data() : nullptr, out_rows.data(), args_.out.dtype,
+       element_stride(out, args_.out.dtype), lse.data(), highest.data()});
   for (int64_t g = 0; g < group; ++g) {
     const Rows lse_out = lse_rows(args_.lse, sequence, call_.head_of(pair, g));
     for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
@@ -450,7 +459,8 @@ void DecodeLaunch::run() {
 bool takes_decode(const AttentionProblem& problem) {
   return problem.max_seqlen_q <= kMaxQueries && problem.group_size() <= kMaxRows &&
          rows_of_group(problem) <= kMaxRows && problem.user_score.empty() &&
-         problem.user_mask.empty() && !problem.wants_weights && !problem.batch_invariant;
+         problem.user_mask.empty() && !problem.wants_weights &&
+         !(problem.batch_invariant && problem.is_quantised);
 }
 
 AttentionPlan plan_attention_decode(const IsaEntry& isa, const AttentionProblem& problem) {
@@ -459,13 +469,13 @@ AttentionPlan plan_attention_decode(const IsaEntry& isa, const AttentionProblem&
   plan.is_decode = true;
   plan.block_m = rows_of_group(problem);
   plan.block_n = kDecodeKeys;
-  plan.num_splits = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, kSplitKeys));
+  plan.num_splits = std::max<int64_t>(1, ceil_div(problem.max_seqlen_k, split_keys(problem)));
   const int64_t task_heads = max_task_heads(problem);
   plan.num_tasks =
       (Count(problem.batch_size) * plan.num_splits * ceil_div(problem.num_heads_kv, task_heads))
           .value("attention_fwd", "tasks");
-  plan.workspace_bytes = (Count(problem.batch_size) * problem.num_heads_kv *
-                          ceil_div(problem.max_seqlen_k, kSplitKeys) * part_bytes(isa, problem))
+  plan.workspace_bytes = (Count(problem.batch_size) * problem.num_heads_kv * plan.num_splits *
+                          part_bytes(isa, problem))
                              .value("attention_fwd", "bytes of workspace");
   plan.worker_bytes = worker_bytes(isa, problem, task_heads);
   return plan;

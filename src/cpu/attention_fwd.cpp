@@ -20,9 +20,10 @@ namespace flashtile::cpu {
 namespace {
 
 /// K and V of a key block may fill one half of the second cache; scores, queries and sums of a
-/// query block the other.
+/// query block the other. With `batch_invariant` it is a tile of decoding.
 int64_t block_n_for(const AttentionProblem& problem) {
   constexpr int64_t kLarge = 128;
+  if (problem.batch_invariant) return kDecodeKeys;
   const int64_t bytes = kLarge * (problem.head_dim + problem.head_dim_v) * 4;
   return bytes <= cpu_info().l2_bytes / 2 ? kLarge : kLarge / 2;
 }

@@ -64,8 +64,12 @@ TEST(BatchInvariant, TokenByTokenIsOnePrefill) {
 TEST(BatchInvariant, RowsDoNotDependOnTheOthersOfACall) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     Inputs whole = prefill(dtype);
-    for (const int64_t window : {-1, 45}) {
-      if (window >= 0) whole.options.window_left = window;
+    const Tensor slopes = Tensor::random(DType::kF32, {kHeads}, 9);
+    for (const char* rule : {"causal", "window", "slopes", "softcap"}) {
+      const std::string name = rule;
+      if (name == "window") whole.options.window_left = 45;
+      if (name == "slopes") whole.options.alibi_slopes = slopes;
+      if (name == "softcap") whole.options.softcap = 12;
       for (const std::string& kernel : all_kernels()) {
         const Results all = run(whole, kernel);
         for (const int64_t i : {0, 7, 48, 95, 157, 160, 307, 332}) {
@@ -73,7 +77,7 @@ TEST(BatchInvariant, RowsDoNotDependOnTheOthersOfACall) {
           row.q = copy_of(whole.q.view().sliced(0, 1, 2).sliced(1, i, i + 1));
           row.k = copy_of(whole.k.view().sliced(0, 1, 2).sliced(1, 0, i + 1));
           row.v = copy_of(whole.v.view().sliced(0, 1, 2).sliced(1, 0, i + 1));
-          expect_row(all, 1, i, run(row, kernel), kernel);
+          expect_row(all, 1, i, run(row, kernel), kernel + name);
         }
       }
     }

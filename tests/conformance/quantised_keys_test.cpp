@@ -16,6 +16,8 @@ const std::vector<std::string> kTexts = {
     ":b2:hq4:hkv2:sq1:sk1301:d64:k.i8:v.i8:k_scale:v_scale:bf16",
     ":b2:hq4:hkv2:sq1:sk700:d40:dv23:k.e4m3:v.e4m3:k_scale[b,hkv]:v_scale[b,hkv]:causal:f16",
     ":b1:hq8:hkv2:sq2:sk600:d32:k.i8:v.i8:k_scale:causal:sink:max_logit",
+    ":b1:hq4:hkv2:sq1:sk300:d64:dv40:k.i8:v.i8:k_scale:v_scale:bf16",
+    ":b1:hq7:hkv1:sq1:sk300:d40:dv96:k.e4m3:v.e4m3:k_scale:v_scale:batch_invariant:bf16",
     ":b2:hq4:hkv4:sq70:sk300:d64:k.i8:v.i8:k_scale:v_scale[b,hkv]:causal:bf16",
     ":b2:hq4:hkv2:sq40:sk200:d33:dv17:k.e4m3:v.e4m3:k_scale[b,hkv]:v_scale",
     ":b2:hq4:hkv2:sq20:sk200:d32:k.e4m3:v.e4m3:window_left=50:softcap=5:bf16",

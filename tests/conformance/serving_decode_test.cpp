@@ -39,6 +39,7 @@ const std::vector<std::string> kTexts = {
     ":hq4:hkv2:sk1200:d32:block_table:page_size=3:cu_seqlens_q={0,1,4,4}:"
     "seqused_k={1200,1000,17}:causal:f16",
     ":b2:hq4:hkv2:sq2:sk600:d32:lines5:cache_batch_idx:seqused_k={600,33}:out.f32:bf16",
+    ":b2:hq8:hkv4:sq2:sk1300:d80:dv96:causal:softcap=9:batch_invariant:bf16",
 };
 
 class AttentionDecode : public testing::TestWithParam<ProblemParam> {};

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The products of decoding where there is a dot product of bf16 pairs, for keys of bf16, and of
-// e4m3, whose numbers are all numbers of bf16. Nothing is widened to float32: pairs of K are
-// turned, 16 keys to the lanes of a register, and two rows of V are interleaved and meet a pair of
-// weights, rounded to bf16. That leaves O in another order of columns, which `restore_columns` puts
-// right at the end.
+// The products of decoding where there is a dot product of bf16 pairs. Nothing is widened to
+// float32: pairs of K are turned, 16 keys to the lanes of a register, and two rows of V are
+// interleaved and meet a pair of weights, rounded to bf16. That leaves O in another order of
+// columns, which `restore_columns` puts right at the end. Numbers of i8 and e4m3 are all numbers of
+// bf16. Rows that are no whole registers are copied before, 16 keys of a head at a time.
 
-#include "cpu/simd/simd.hpp"
+#include "cpu/kernels/attention_decode_widened.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
@@ -40,106 +40,128 @@ constexpr E4m3Table make_e4m3_table() {
 }
 inline constexpr E4m3Table kE4m3Table = make_e4m3_table();
 
-/// kPairColumns elements of a row as pairs of bf16.
+/// The first `left` elements of a row, or kPairColumns.
+FLASHTILE_INLINE __m512i load_words(const Bf16* row) { return _mm512_loadu_si512(row); }
+FLASHTILE_INLINE __m512i load_words(const Bf16* row, int64_t left) {
+  return _mm512_maskz_loadu_epi16((1u << left) - 1, row);
+}
 template <class T>
-FLASHTILE_INLINE Vu load_pairs(const char* row);
-
-template <>
-FLASHTILE_INLINE Vu load_pairs<Bf16>(const char* row) {
-  return load_u(reinterpret_cast<const uint32_t*>(row));
+FLASHTILE_INLINE __m256i load_words(const T* row) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
+}
+template <class T>
+FLASHTILE_INLINE __m256i load_words(const T* row, int64_t left) {
+  return _mm256_maskz_loadu_epi8((1u << left) - 1, row);
 }
 
-template <>
-FLASHTILE_INLINE Vu load_pairs<E4m3>(const char* row) {
-  const __m512i code =
-      _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row)));
+/// Elements as pairs of bf16.
+FLASHTILE_INLINE __m512i to_pairs(__m512i words, Bf16) { return words; }
+FLASHTILE_INLINE __m512i to_pairs(__m256i words, E4m3) {
+  const __m512i code = _mm512_cvtepu8_epi16(words);
   const auto quarter = [](int n) { return _mm512_load_si512(&kE4m3Table.bits[32 * n]); };
   const __m512i small = _mm512_permutex2var_epi16(quarter(0), code, quarter(1));
   const __m512i large = _mm512_permutex2var_epi16(quarter(2), code, quarter(3));
   const __mmask32 is_large = _mm512_test_epi16_mask(code, _mm512_set1_epi16(0x40));
   const __m512i bits = _mm512_mask_blend_epi16(is_large, small, large);
   // bits | (code << 8 & 0x8000)
-  return {_mm512_ternarylogic_epi32(_mm512_slli_epi16(code, 8), bits,
-                                    _mm512_set1_epi16(static_cast<short>(0x8000)), 0xEC)};
+  return _mm512_ternarylogic_epi32(_mm512_slli_epi16(code, 8), bits,
+                                   _mm512_set1_epi16(static_cast<short>(0x8000)), 0xEC);
+}
+FLASHTILE_INLINE __m512i to_pairs(__m256i words, I8) {
+  const __m512i pairs = _mm512_cvtepi8_epi16(words);
+  const __m512 low = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16));
+  const __m512 high = _mm512_cvtepi32_ps(_mm512_srai_epi32(pairs, 16));
+  // Exact in bf16, so that the low halves are zero.
+  return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low), 16),
+                         _mm512_castps_si512(high));
 }
 
-/// Fetches what lies at element d of a row, where a line begins there.
+/// Rows of a group in bf16, side by side, with zeros up to whole registers: row u begins at
+/// to + u * ld.
 template <class T>
-FLASHTILE_INLINE void fetch_elements(const char* row, int64_t d) {
-  const int64_t at = d * static_cast<int64_t>(sizeof(T));
-  if (at % 64 == 0) __builtin_prefetch(row + at, 0, 2);
+void copy_pairs(KeyGroupRows rows, int64_t dim, Bf16* to, int64_t ld) {
+  for (int64_t u = 0; u < kKeyGroup; ++u, to += ld) {
+    const T* row = rows.row<T>(u, 0);
+    int64_t d = 0;
+    for (; d + kPairColumns <= dim; d += kPairColumns) {
+      _mm512_storeu_si512(to + d, to_pairs(load_words(row + d), T()));
+    }
+    if (d < dim) _mm512_storeu_si512(to + d, to_pairs(load_words(row + d, dim - d), T()));
+  }
 }
 
-/// s[r * s_ld + u] = alpha q_r . k_u for kRows rows and 16 keys; dim is a multiple of 32. q has
-/// rows of q_bytes bytes. A score is one chain of pairs, as in gemm_bf16.hpp.
+/// s[r * s_ld + u] = alpha q_r . k_u for kRows rows and the keys of a group; dim is a multiple of
+/// kPairColumns. q has rows of q_ld elements. A score is one chain of pairs, as in gemm_bf16.hpp.
 template <int kRows, class T>
-FLASHTILE_INLINE void score_pairs(const char* const* k_rows, int64_t offset, const char* q,
-                                  int64_t q_bytes, int64_t dim, float alpha, float* s, int64_t s_ld,
-                                  const char* const* ahead) {
+FLASHTILE_NOINLINE void score_pairs(KeyGroupRows k, const Bf16* q, int64_t q_ld, int64_t dim,
+                                    float alpha, float* s, int64_t s_ld, TileFetch& fetch) {
   Vf sum[static_cast<size_t>(kRows)];
   FLASHTILE_UNROLL
   for (int r = 0; r < kRows; ++r) sum[r] = zero();
   for (int64_t d = 0; d < dim; d += kPairColumns) {
+    TileFetch::Chunk ahead = fetch.next();
+    forget(k.rows);
     Vu x[16];
     FLASHTILE_UNROLL
-    for (int u = 0; u < 16; ++u) {
-      if (ahead != nullptr) fetch_elements<T>(ahead[u], d);
-      x[u] = load_pairs<T>(k_rows[u] + offset + d * static_cast<int64_t>(sizeof(T)));
-    }
+    for (int u = 0; u < 16; ++u) x[u] = {to_pairs(load_words(k.row<T>(u, d)), T())};
     transpose(x);
     FLASHTILE_UNROLL
     for (int c = 0; c < 16; ++c) {
       FLASHTILE_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const auto* pair = reinterpret_cast<const uint32_t*>(q + r * q_bytes + 2 * d) + c;
-        sum[r] = dot_pairs(x[c], broadcast_u(*pair), sum[r]);
+        uint32_t pair;
+        __builtin_memcpy(&pair, q + r * q_ld + d + 2 * c, sizeof(pair));
+        sum[r] = dot_pairs(x[c], broadcast_u(pair), sum[r]);
       }
+      ahead.fetch_after(sum[0], c);
     }
   }
   FLASHTILE_UNROLL
   for (int r = 0; r < kRows; ++r) store(s + r * s_ld, sum[r] * broadcast(alpha));
 }
 
-/// O += P V for 16 keys, kRows rows and kBlocks * 32 columns from `column` on; p has rows of p_ld
-/// pairs.
+/// Sums + P V for the keys of a group, kRows rows and kBlocks * kPairColumns columns from d on; p
+/// has rows of p_ld elements.
 template <int kRows, int kBlocks, class T>
-FLASHTILE_INLINE void add_pairs(const char* const* v_rows, int64_t offset, int64_t column,
-                                const uint32_t* p, int64_t p_ld, float* out, int64_t out_ld,
-                                const char* const* ahead) {
-  Vf sum[static_cast<size_t>(kRows)][static_cast<size_t>(2 * kBlocks)];
+FLASHTILE_NOINLINE void add_pairs(KeyGroupRows v, int64_t d, const Bf16* p, int64_t p_ld,
+                                  const SumRows& sums, TileFetch& fetch) {
+  Sums<kRows, 2 * kBlocks> sum;
   FLASHTILE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     FLASHTILE_UNROLL
-    for (int c = 0; c < 2 * kBlocks; ++c) sum[r][c] = load(out + r * out_ld + c * kLanes);
+    for (int c = 0; c < 2 * kBlocks; ++c) {
+      sum[r][c] = load(sums.from + r * sums.from_ld + d + c * kLanes);
+    }
   }
+  TileFetch::Chunk ahead{};
   FLASHTILE_UNROLL
   for (int u = 0; u < 8; ++u) {
-    const int64_t at = offset + column * static_cast<int64_t>(sizeof(T));
-    const char* first = v_rows[2 * u] + at;
-    const char* second = v_rows[2 * u + 1] + at;
+    if (u * 2 * kBlocks % kKeyGroup == 0) ahead = fetch.next();
     FLASHTILE_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
-      if (ahead != nullptr) {
-        fetch_elements<T>(ahead[2 * u], column + b * kPairColumns);
-        fetch_elements<T>(ahead[2 * u + 1], column + b * kPairColumns);
-      }
-      constexpr auto kBlockBytes = kPairColumns * static_cast<int64_t>(sizeof(T));
-      const __m512i x = load_pairs<T>(first + b * kBlockBytes).v;
-      const __m512i y = load_pairs<T>(second + b * kBlockBytes).v;
+      const int64_t column = d + b * kPairColumns;
+      const __m512i x = to_pairs(load_words(v.row<T>(2 * u, column)), T());
+      const __m512i y = to_pairs(load_words(v.row<T>(2 * u + 1, column)), T());
       const Vu low = {_mm512_unpacklo_epi16(x, y)};
       const Vu high = {_mm512_unpackhi_epi16(x, y)};
       FLASHTILE_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const Vu weights = broadcast_u(p[r * p_ld + u]);
+        uint32_t pair;
+        __builtin_memcpy(&pair, p + r * p_ld + 2 * u, sizeof(pair));
+        const Vu weights = broadcast_u(pair);
         sum[r][2 * b] = dot_pairs(weights, low, sum[r][2 * b]);
         sum[r][2 * b + 1] = dot_pairs(weights, high, sum[r][2 * b + 1]);
       }
+      ahead.fetch_after(sum[0][2 * b], 0);
+      ahead.fetch_after(sum[0][2 * b + 1], 1);
     }
   }
   FLASHTILE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     FLASHTILE_UNROLL
-    for (int c = 0; c < 2 * kBlocks; ++c) store(out + r * out_ld + c * kLanes, sum[r][c]);
+    for (int c = 0; c < 2 * kBlocks; ++c) {
+      store(sums.to + r * sums.to_ld + d + c * kLanes, sum[r][c]);
+    }
   }
 }
 

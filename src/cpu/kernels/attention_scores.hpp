@@ -77,13 +77,14 @@ struct Distances {
   FLASHTILE_INLINE Vf at(int64_t j) const { return abs(first - broadcast(static_cast<float>(j))); }
 };
 
-/// s -= slope |position - key|, in the scores' units. (Tiles of many rows have Lines for it.)
-inline void subtract_alibi_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
-                               float* s) {
+/// s = alpha s - slope |position - key|, in the scores' units, rounded as Lines do it for tiles of
+/// many rows: slope times distance, then the sum.
+inline void add_alibi_row(const ScoreRules& rules, int64_t q_idx, int64_t k_begin, int64_t n,
+                          float alpha, float* s) {
   const Vf slope = broadcast(rules.alibi_slope * (rules.is_log2 ? kLog2e : 1.0f));
   const Distances distances(rules, q_idx, k_begin);
   for (int64_t j = 0; j < n; j += kLanes) {
-    store(s + j, fnma(slope, distances.at(j), load(s + j)));
+    store(s + j, fma(load(s + j), broadcast(alpha), fnma(slope, distances.at(j), zero())));
   }
 }
 
@@ -143,17 +144,24 @@ inline void apply_user_score(Strips& strips, const TileSpan& tile, float* s, int
   report_error(strips);
 }
 
-/// Everything before the masks but lines, for all rows of a tile of scaled products.
-inline void apply_scores(const ScoreRules& rules, BlockPrograms& programs, const TileSpan& tile,
-                         bool is_full, float* s, int64_t ld) {
-  if (rules.softcap > 0) {
-    for (int64_t i = 0; i < tile.m; ++i) softcap_row(rules.softcap, s + i * ld, tile.n);
-  }
-  Strips& score = programs.score_for(is_full);
-  if (score.is_given()) apply_user_score(score, tile, s, ld);
+inline void apply_softcap(const ScoreRules& rules, const TileSpan& tile, float* s, int64_t ld) {
+  if (rules.softcap <= 0) return;
+  for (int64_t i = 0; i < tile.m; ++i) softcap_row(rules.softcap, s + i * ld, tile.n);
+}
+
+inline void add_bias(const ScoreRules& rules, const TileSpan& tile, float* s, int64_t ld) {
   for (int64_t i = 0; rules.bias != nullptr && i < tile.m; ++i) {
     add_bias_row(rules, tile.q_begin + i, tile.k_begin, tile.n, s + i * ld);
   }
+}
+
+/// Everything before the masks but lines, for all rows of a tile of scaled products.
+inline void apply_scores(const ScoreRules& rules, BlockPrograms& programs, const TileSpan& tile,
+                         bool is_full, float* s, int64_t ld) {
+  apply_softcap(rules, tile, s, ld);
+  Strips& score = programs.score_for(is_full);
+  if (score.is_given()) apply_user_score(score, tile, s, ld);
+  add_bias(rules, tile, s, ld);
 }
 
 /// Masks the keys that a block list does not give to a row.
@@ -194,10 +202,10 @@ inline void mask_tile_by_program(Strips& strips, const TileSpan& tile, float* s,
   report_error(strips);
 }
 
-/// -inf for every key of a tile that its row does not see. Keys past the tile's n are masked too,
-/// up to padded(n).
-inline void apply_masks(const ScoreRules& rules, BlockPrograms& programs, const TileSpan& tile,
-                        bool is_full, float* s, int64_t ld) {
+/// -inf for every key of a tile that its row does not see by position or by a list. Keys past the
+/// tile's n are masked too, up to padded(n).
+inline void apply_position_masks(const ScoreRules& rules, const TileSpan& tile, bool is_full,
+                                 float* s, int64_t ld) {
   if (is_full && tile.n == padded(tile.n)) return;
   for (int64_t i = 0; i < tile.m; ++i) {
     float* row = s + i * ld;
@@ -212,6 +220,12 @@ inline void apply_masks(const ScoreRules& rules, BlockPrograms& programs, const 
     mask_row_outside(row, tile.n, begin < 0 ? 0 : begin, end < tile.n ? end : tile.n);
     if (rules.list_first != nullptr) mask_row_by_list(rules, q_idx, tile.k_begin, tile.n, row);
   }
+}
+
+/// The same by all masks.
+inline void apply_masks(const ScoreRules& rules, BlockPrograms& programs, const TileSpan& tile,
+                        bool is_full, float* s, int64_t ld) {
+  apply_position_masks(rules, tile, is_full, s, ld);
   if (!is_full && programs.mask.is_given()) mask_tile_by_program(programs.mask, tile, s, ld);
 }
 

@@ -7,8 +7,6 @@
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
-inline int64_t decode_ld(int64_t dim) { return padded(dim); }
-
 inline void merge_row(const MergeRowRequest& r) {
   alignas(64) float sum[1024 + 16];
   alignas(64) float part[1024 + 16];

@@ -18,19 +18,19 @@ enum class TileCover : uint8_t { kNone, kPart, kFull };
 
 /// Softmax state of the rows of one group over some keys: sums not divided yet.
 struct DecodeState {
-  float* out;  ///< (rows, out_ld)
-  float* row_max;
+  float* out;      ///< (rows, out_ld)
+  float* row_max;  ///< the reference that exponentials are taken against
   float* row_sum;
+  float* row_top;  ///< largest score so far
 };
 
 /// Query rows to load in the form that tiles read.
 struct DecodeQueries {
   const void* const* rows;
   DType dtype;
-  DType k_dtype;
   int64_t stride;  ///< elements
   int64_t num_rows;
-  int64_t head_dim, head_dim_v;
+  int64_t head_dim;
   float* q;  ///< room for (num_rows, q_ld)
   int64_t q_ld;
 };
@@ -50,7 +50,7 @@ struct DecodeHead {
 struct DecodeTile {
   const char* const* k_rows;  ///< of the first head: num_keys pointers
   const char* const* v_rows;
-  const char* const* next_k_rows;  ///< the tile that follows: num_next pointers
+  const char* const* next_k_rows;  ///< the tile that follows: num_next >= 1 pointers
   const char* const* next_v_rows;
   int64_t num_next;
   int64_t k_head_stride, v_head_stride;  ///< bytes
@@ -70,8 +70,8 @@ struct DecodeTile {
 struct DecodeFinish {
   const DecodeState* parts;
   int64_t num_parts;
-  DType q_dtype, dtype;  ///< of the queries and of the keys
-  int64_t num_rows, head_dim, head_dim_v, out_ld;
+  DType q_dtype;
+  int64_t num_rows, head_dim_v, out_ld;
   float unit;         ///< one unit of score in natural logarithms
   float gain;         ///< of dropout
   const float* sink;  ///< by row, natural; null: none
@@ -98,8 +98,9 @@ struct MergeRowRequest {
 struct ServingKernels {
   /// Row length of q and out of a decode tile.
   int64_t (*decode_ld)(int64_t dim);
-  /// For `rows` rows over all heads of a tile.
-  int64_t (*decode_scratch_bytes)(int64_t rows, int64_t head_dim_v);
+  /// `num_rows` of each head of a tile.
+  int64_t (*decode_scratch_bytes)(int64_t num_heads, int64_t num_rows, int64_t head_dim,
+                                  int64_t head_dim_v);
   void (*decode_queries)(const DecodeQueries& queries);
   void (*decode_tile)(const DecodeTile& tile);
   void (*decode_finish)(const DecodeFinish& request);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #define FLASHTILE_INLINE inline __attribute__((always_inline))
+#define FLASHTILE_NOINLINE __attribute__((noinline))
 
 // Arrays of vector values live in registers only if the loops over them are unrolled completely.
 #if defined(__clang__)
