@@ -168,12 +168,17 @@ FLASHTILE_INLINE void for_each_row_group(int64_t num_rows, const Body& body) {
 /// Rows of a tile for whole groups of keys: the last one stands for those that are not there. They
 /// get the weight 0.
 struct HeadRows {
-  const char* rows[static_cast<size_t>(kDecodeKeys)];  ///< of the first head
+  const char* const* rows;                               ///< of the first head
+  const char* copies[static_cast<size_t>(kDecodeKeys)];  ///< where the last group is no whole one
 
-  HeadRows(const char* const* given, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) rows[j] = given[j];
-    for (int64_t j = count; j % kKeyGroup != 0; ++j) rows[j] = given[count - 1];
+  HeadRows(const char* const* given, int64_t count) : rows(given) {
+    if (count % kKeyGroup == 0) return;
+    for (int64_t j = 0; j < count; ++j) copies[j] = given[j];
+    for (int64_t j = count; j % kKeyGroup != 0; ++j) copies[j] = given[count - 1];
+    rows = copies;
   }
+  HeadRows(const HeadRows&) = delete;
+  HeadRows& operator=(const HeadRows&) = delete;
 };
 
 /// What a score is of q.k, in the scores' units.
@@ -205,8 +210,13 @@ class TileWork {
   void run() {
     for (int64_t j = 0; j < tile_.num_keys; j += kKeyGroup) score_group(j);
     if (tile_.k_scales != nullptr) scale_keys();
-    for (int64_t h = 0; h < tile_.num_heads; ++h) {
-      scratch_.is_done[h] = !tile_.heads[h].is_seen || !make_weights(h);
+    const bool is_log2 = tile_.heads[0].rules[0]->is_log2;
+    if (tile_.v_scales != nullptr) {
+      is_log2 ? make_weights<Exp2, FloatOperands>() : make_weights<Exp, FloatOperands>();
+    } else if (is_log2) {
+      make_weights<typename Keys::OfTwo, typename Keys::Operands>();
+    } else {
+      make_weights<typename Keys::Natural, typename Keys::Operands>();
     }
     for (int64_t j = 0; j < tile_.num_keys; j += kKeyGroup) add_group(j);
     for (int64_t h = 0; h < tile_.num_heads; ++h) join(h);
@@ -243,15 +253,27 @@ class TileWork {
     Group& operator=(const Group&) = delete;
   };
 
+  /// Products of all rows with the same keys fetch the same.
+  struct FetchAgain {
+    TileFetch& fetch;
+    RowWalk::Place k, v;
+
+    explicit FetchAgain(TileFetch& of) : fetch(of), k(of.k.place()), v(of.v.place()) {}
+    void go_back() const {
+      fetch.k.go_to(k);
+      fetch.v.go_to(v);
+    }
+  };
+
   void score_group(int64_t j) {
     const ScoreRules& rules = *tile_.heads[0].rules[0];
     const float alpha = has_scaled_product(rules) ? score_scale(rules) : 1.0f;
     for (int64_t h = 0; h < tile_.num_heads; ++h) {
       if (!tile_.heads[h].is_seen) continue;
       const Group group(*this, {k_.rows + j, h * tile_.k_head_stride}, tile_.head_dim);
-      const TileFetch start = fetch_;
+      const FetchAgain again(fetch_);
       for_each_row_group(num_rows_, [&](auto count, int64_t r) {
-        if (r > 0) fetch_ = start;
+        again.go_back();
         Keys::template score<decltype(count)::kRows>(tile_, group.rows,
                                                      tile_.heads[h].q + r * tile_.q_ld, alpha,
                                                      scores(h) + r * kScoreLd + j, fetch_);
@@ -274,7 +296,19 @@ class TileWork {
     }
   }
 
-  bool make_weights(int64_t h);
+  /// P *= v_scales, and in the form that products read.
+  void scale_weights(int64_t h) {
+    float* s = scores(h);
+    scale_scores(s, tile_.v_scales + h * kDecodeKeys);
+    if constexpr (sizeof(Element) == 2) {
+      for (int64_t j = 0; j < num_rows_ * kScoreLd; j += kLanes) {
+        store_flush(weights(h) + j, load(s + j));
+      }
+    }
+  }
+
+  template <class F, class Operands>
+  void make_weights();
   void add_seen_values(int64_t h, const uint8_t* is_seen);
 
   void add_group(int64_t j) {
@@ -286,9 +320,9 @@ class TileWork {
   /// Sums of the tile += P V of a group.
   void add_head(int64_t h, int64_t j, KeyGroupRows v) {
     const Group group(*this, v, tile_.head_dim_v);
-    const TileFetch start = fetch_;
+    const FetchAgain again(fetch_);
     for_each_row_group(num_rows_, [&](auto count, int64_t r) {
-      if (r > 0) fetch_ = start;
+      again.go_back();
       float* sums = scratch_.sums + (h * num_rows_ + r) * tile_.out_ld;
       const bool is_first = j == 0;
       Keys::template add<decltype(count)::kRows>(
@@ -302,13 +336,17 @@ class TileWork {
   void join(int64_t h) {
     const DecodeHead& head = tile_.heads[h];
     if (!head.is_seen) return;
-    for (int64_t r = 0; r < num_rows_; ++r) {
-      const float* sums = scratch_.sums + (h * num_rows_ + r) * tile_.out_ld;
-      float* out = head.state.out + r * tile_.out_ld;
+    const float* sums = scratch_.sums + h * num_rows_ * tile_.out_ld;
+    float* out = head.state.out;
+    const int64_t ld = tile_.out_ld;
+    for (int64_t r = 0; r < num_rows_; ++r, sums += ld, out += ld) {
+      if (head.is_first) {
+        for (int64_t d = 0; d < ld; d += kLanes) store(out + d, load(sums + d));
+        continue;
+      }
       const Vf factor = broadcast(scratch_.factors[h * num_rows_ + r]);
-      for (int64_t d = 0; d < tile_.out_ld; d += kLanes) {
-        const Vf sum = load(sums + d);
-        store(out + d, head.is_first ? sum : sum + load(out + d) * factor);
+      for (int64_t d = 0; d < ld; d += kLanes) {
+        store(out + d, load(sums + d) + load(out + d) * factor);
       }
     }
   }
@@ -348,39 +386,39 @@ inline void decode_rules(const DecodeTile& tile, const DecodeHead& head, float* 
   }
 }
 
-/// P in place of S, in rows of kScoreLd elements, and what earlier sums are multiplied by.
+/// P in place of S, in rows of kScoreLd elements, and what earlier sums are multiplied by. `state`
+/// is any: it is large, and serves all heads.
 template <class F, class Operands>
-void decode_softmax(const DecodeTile& tile, const DecodeHead& head, float* s, float* factors) {
+void decode_softmax(const DecodeTile& tile, const DecodeHead& head, float* s, float* factors,
+                    FwdState<Operands>& state) {
+  using Element = typename Operands::Element;
   const DecodeState& all = head.state;
-  FwdState<Operands> state{};
-  state.p = reinterpret_cast<typename Operands::Element*>(s);
-  state.s = s;
-  state.o = all.out;
-  state.row_max = state.saved_max = all.row_max;
-  state.row_sum = state.saved_sum = all.row_sum;
-  state.row_top = all.row_top;
-  state.factor = factors;
-  state.unit = head.rules[0]->is_log2 ? kLn2 : 1.0f;
-  state.q = state.v_copy = state.p;
-  state.s_ld = kScoreLd;
   if (head.is_first) {
     for (int64_t r = 0; r < tile.seqlen_q * tile.group_size; ++r) {
       all.row_max[r] = all.row_top[r] = -kInfinity;
       all.row_sum[r] = 0;
     }
   }
+  state.unit = head.rules[0]->is_log2 ? kLn2 : 1.0f;
+  state.s_ld = kScoreLd;
   PackedKeys keys{};
   keys.block_n = kDecodeKeys;
   FwdBlock block{};
   block.keys = &keys;
+  const TileSpan span{0, tile.seqlen_q, tile.k_begin, tile.num_keys};
   for (int64_t g = 0; g < tile.group_size; ++g) {
-    FwdState<Operands> rows = rows_from(state, g * tile.seqlen_q);
-    const TileSpan span{0, tile.seqlen_q, tile.k_begin, tile.num_keys};
+    const int64_t row = g * tile.seqlen_q;
+    state.s = s + row * kScoreLd;
+    state.p = reinterpret_cast<Element*>(s) + row * kScoreLd;
+    state.row_max = all.row_max + row;
+    state.row_sum = all.row_sum + row;
+    state.row_top = all.row_top + row;
+    state.factor = factors + row;
     block.rules = head.rules[g];
-    try_softmax<F>(block, span, true, rows);
+    try_softmax<F>(block, span, true, state);
     for (int64_t i = 0; i < tile.seqlen_q; ++i) {
-      if (head.rules[g]->has_dropout) drop_row(*head.rules[g], span, i, rows);
-      auto* p = weights_row(rows, i);
+      if (head.rules[g]->has_dropout) drop_row(*head.rules[g], span, i, state);
+      Element* p = weights_row(state, i);
       for (int64_t j = padded(tile.num_keys); j % kKeyGroup != 0; j += kLanes) {
         store_flush(p + j, zero());
       }
@@ -388,47 +426,35 @@ void decode_softmax(const DecodeTile& tile, const DecodeHead& head, float* s, fl
   }
 }
 
-/// S of one head to P. False when it may see a part of the tile only (a bias of -inf hides keys as
-/// well); then its values have been added.
+/// S of all heads to P. Where a head may see a part of the tile only (a bias of -inf hides keys as
+/// well), its values are added, and it is done.
 template <class Keys>
-bool TileWork<Keys>::make_weights(int64_t h) {
-  const DecodeHead& head = tile_.heads[h];
-  float* s = scores(h);
-  float* factors = scratch_.factors + h * num_rows_;
-  bool is_full = head.rules[0]->bias == nullptr;
-  for (int64_t g = 0; g < tile_.group_size; ++g) {
-    is_full = is_full && head.cover[g] == TileCover::kFull;
-  }
-  if (!is_full || !head.rules[0]->is_plain) decode_rules(tile_, head, s);
-  uint8_t is_seen[static_cast<size_t>(kDecodeKeys)];
-  for (int64_t j = 0; !is_full && j < tile_.num_keys; ++j) {
-    is_seen[j] = 0;
-    for (int64_t r = 0; r < num_rows_ && is_seen[j] == 0; ++r) {
-      is_seen[j] = s[r * kScoreLd + j] != -kInfinity;
+template <class F, class Operands>
+void TileWork<Keys>::make_weights() {
+  FwdState<Operands> state{};
+  for (int64_t h = 0; h < tile_.num_heads; ++h) {
+    const DecodeHead& head = tile_.heads[h];
+    scratch_.is_done[h] = !head.is_seen;
+    if (!head.is_seen) continue;
+    float* s = scores(h);
+    bool is_full = head.rules[0]->bias == nullptr;
+    for (int64_t g = 0; g < tile_.group_size; ++g) {
+      is_full = is_full && head.cover[g] == TileCover::kFull;
     }
-  }
-  const bool is_log2 = head.rules[0]->is_log2;
-  if (tile_.v_scales == nullptr) {
-    if (is_log2) {
-      decode_softmax<typename Keys::OfTwo, typename Keys::Operands>(tile_, head, s, factors);
-    } else {
-      decode_softmax<typename Keys::Natural, typename Keys::Operands>(tile_, head, s, factors);
-    }
-  } else {
-    if (is_log2) {
-      decode_softmax<Exp2, FloatOperands>(tile_, head, s, factors);
-    } else {
-      decode_softmax<Exp, FloatOperands>(tile_, head, s, factors);
-    }
-    scale_scores(s, tile_.v_scales + h * kDecodeKeys);
-    if constexpr (sizeof(Element) == 2) {
-      for (int64_t j = 0; j < num_rows_ * kScoreLd; j += kLanes) {
-        store_flush(weights(h) + j, load(s + j));
+    if (!is_full || !head.rules[0]->is_plain) decode_rules(tile_, head, s);
+    uint8_t is_seen[static_cast<size_t>(kDecodeKeys)];
+    for (int64_t j = 0; !is_full && j < tile_.num_keys; ++j) {
+      is_seen[j] = 0;
+      for (int64_t r = 0; r < num_rows_ && is_seen[j] == 0; ++r) {
+        is_seen[j] = s[r * kScoreLd + j] != -kInfinity;
       }
     }
+    decode_softmax<F>(tile_, head, s, scratch_.factors + h * num_rows_, state);
+    if (tile_.v_scales != nullptr) scale_weights(h);
+    if (is_full) continue;
+    add_seen_values(h, is_seen);
+    scratch_.is_done[h] = 1;
   }
-  if (!is_full) add_seen_values(h, is_seen);
-  return is_full;
 }
 
 /// P V of a head that sees only a part of the tile: values of keys that no row sees are read from a

@@ -28,6 +28,13 @@ FLASHTILE_INLINE void fetch_line_after(Vf& x, const char* p) {
 #endif
 }
 
+/// Makes the compiler load what p points to again instead of keeping more addresses than there are
+/// registers.
+template <class T>
+FLASHTILE_INLINE void forget(T*& p) {
+  asm volatile("" : "+r"(p));
+}
+
 /// Walks over rows in the order of memory, a chunk of eight places at a time. Behind the last row
 /// it begins again.
 struct RowWalk {
@@ -56,23 +63,29 @@ struct RowWalk {
   }
 
   FLASHTILE_INLINE Chunk next() {
-    const Chunk chunk = {rows_[row_] + at_, step_};
-    at_ += advance_;
-    if (at_ >= stretch_) {
-      at_ = 0;
-      row_ += rows_together_;
-      if (row_ >= num_rows_) row_ = 0;
+    const Chunk chunk = {rows_[place_.row] + place_.at, step_};
+    place_.at += advance_;
+    if (place_.at >= stretch_) {
+      place_.at = 0;
+      place_.row += rows_together_;
+      if (place_.row >= num_rows_) place_.row = 0;
     }
     return chunk;
   }
+
+  /// Where it is, to go on from there again.
+  struct Place {
+    int64_t row, at;
+  };
+  FLASHTILE_INLINE Place place() const { return place_; }
+  FLASHTILE_INLINE void go_to(Place place) { place_ = place; }
 
  private:
   const char* const* rows_;  ///< of the first head
   int64_t num_rows_;
   int64_t rows_together_ = 1;
   int64_t stretch_, step_, advance_;
-  int64_t row_ = 0;
-  int64_t at_ = 0;
+  Place place_{0, 0};
 };
 
 /// What products fetch meanwhile: keys and values of the next tile, in turns.
@@ -89,14 +102,11 @@ struct TileFetch {
       chunk.first += chunk.step;
     }
   };
-  FLASHTILE_INLINE Chunk next() { return {k.next(), v.next()}; }
+  FLASHTILE_INLINE Chunk next() {
+    TileFetch* fetch = this;
+    forget(fetch);
+    return {fetch->k.next(), fetch->v.next()};
+  }
 };
-
-/// Makes the compiler load what p points to again instead of keeping more addresses than there are
-/// registers.
-template <class T>
-FLASHTILE_INLINE void forget(T*& p) {
-  asm volatile("" : "+r"(p));
-}
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA
