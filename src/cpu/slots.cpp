@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Gated slot attention on the CPU. A task is one state head of one sequence: forward over its rows,
-// and in a backward then back over them.
+// and in a backward then back over them. Where those are fewer than workers, all workers take one
+// after the other in parts, with the same sums: a forward reads the keys' state of some rows while
+// it reads the values' state of those before; a backward has all rows of what parts read kept.
 #include <algorithm>
 
 #include "core/executor.hpp"
@@ -39,15 +41,22 @@ struct SlotsStates {
   }
 };
 
+/// Rows of a span, of which a forward in parts keeps the weights of two.
+constexpr int64_t kSpanRows = 8 * kRecurrentRows;
+
 struct SlotsFwdMemory {
   SlotsStates states;
-  float* rows;        ///< a state by rows, on the way from and to the caller
-  float* transposed;  ///< likewise
+  float* span_weights;  ///< of a forward in parts
+  float* rows;          ///< a state by rows, on the way from and to the caller
+  float* transposed;    ///< likewise
   char* scratch;
 
   SlotsFwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
                  WorkspaceCursor& cursor)
       : states(isa.linear->recurrent, problem, cursor) {
+    const int64_t members = slots_shape(problem, max_rows).num_members;
+    span_weights = cursor.take<float>(2 * std::min(kSpanRows, problem.max_seqlen) * members *
+                                      strip_columns(isa.linear->recurrent, problem.num_slots));
     const int64_t longest = strip_columns(
         isa.linear->recurrent, std::max({problem.num_slots, problem.head_dim, problem.head_dim_v}));
     rows = cursor.take<float>(longest * longest);
@@ -81,7 +90,7 @@ class SlotsStream {
  public:
   SlotsStream(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
               const LinearArgs& args, const LinearSequence& sequence, int64_t head,
-              const SlotsFwdMemory& memory)
+              const SlotsFwdMemory& memory, char* scratch)
       : kernels_(isa.linear->recurrent),
         slots_(isa.linear->slots),
         problem_(problem),
@@ -89,30 +98,52 @@ class SlotsStream {
         sequence_(sequence),
         head_(head),
         max_rows_(plan.chunk_size),
-        memory_(memory) {}
+        memory_(memory),
+        scratch_(scratch) {}
 
+  void begin_forward() const { load(args_.initial_states, memory_.states, /*has_all=*/false); }
+  /// All rows.
   void run_forward() {
-    load(args_.initial_states, memory_.states, /*has_all=*/false);
     for (int64_t n = 0; n < num_chunks(); ++n) slots_.fwd_chunk(make_chunk(n, memory_.states));
-    store(args_.final_states, memory_.states);
   }
+  int64_t num_spans() const { return ceil_div(sequence_.length, kSpanRows); }
+  void run_forward_part(int64_t span, SlotsPart part) {
+    const int64_t span_chunks = kSpanRows / max_rows_;
+    const int64_t end = std::min((span + 1) * span_chunks, num_chunks());
+    for (int64_t n = span * span_chunks; n < end; ++n) {
+      SlotsChunk chunk = make_chunk(n, memory_.states);
+      chunk.part = part;
+      const int64_t row = n * max_rows_ % (2 * kSpanRows);
+      chunk.weights = memory_.span_weights + row * chunk.num_members * slot_columns();
+      slots_.fwd_chunk(chunk);
+    }
+  }
+  void end_forward() { store(args_.final_states, memory_.states); }
 
-  void run_backward(const SlotsBwdMemory& memory) {
+  void begin_backward(const SlotsBwdMemory& memory) const {
     load(args_.initial_states, memory_.states, /*has_all=*/true);
     load(args_.dfinal_states, memory.dstates, /*has_all=*/true);
-    for (int64_t n = 0; n < num_chunks(); ++n) {
-      slots_.bwd_queries(make_bwd_chunk(n, memory_.states, memory));
-    }
-    slots_.state_dots(make_bwd_chunk(0, memory_.states, memory),
-                      make_bwd_chunk(0, memory.dstates, memory));
-    for (int64_t n = num_chunks() - 1; n >= 0; --n) {
-      slots_.bwd_keys(make_bwd_chunk(n, memory.dstates, memory));
-    }
-    store(args_.dinitial_states, memory.dstates);
   }
+  /// With `kept`, the memory of another worker, one part; what it leaves to others is there.
+  void run_queries(const SlotsBwdMemory& memory, SlotsPart part, const SlotsBwdMemory* kept) {
+    for (int64_t n = 0; n < num_chunks(); ++n) {
+      slots_.bwd_queries(make_bwd_chunk(n, memory_.states, memory, part, kept));
+    }
+  }
+  void run_state_dots(const SlotsBwdMemory& memory) {
+    slots_.state_dots(make_bwd_chunk(0, memory_.states, memory, SlotsPart::kAll, nullptr),
+                      make_bwd_chunk(0, memory.dstates, memory, SlotsPart::kAll, nullptr));
+  }
+  void run_keys(const SlotsBwdMemory& memory, SlotsPart part, const SlotsBwdMemory* kept) {
+    for (int64_t n = num_chunks() - 1; n >= 0; --n) {
+      slots_.bwd_keys(make_bwd_chunk(n, memory.dstates, memory, part, kept));
+    }
+  }
+  void end_backward(const SlotsBwdMemory& memory) { store(args_.dinitial_states, memory.dstates); }
 
  private:
   int64_t num_chunks() const { return ceil_div(sequence_.length, max_rows_); }
+  int64_t slot_columns() const { return strip_columns(kernels_, problem_.num_slots); }
 
   /// A state of `rows` by `cols` as strips of its columns, and where they are wanted of its rows.
   void load_forms(const TensorView& tensor, int64_t rows, int64_t cols, float* by_column,
@@ -177,15 +208,24 @@ class SlotsStream {
     chunk.keys_by_key = states.keys_by_key;
     chunk.values_by_slot = states.values_by_slot;
     chunk.values_by_value = states.values_by_value;
-    chunk.scratch = memory_.scratch;
+    chunk.scratch = scratch_;
     return chunk;
   }
 
-  SlotsChunk make_bwd_chunk(int64_t n, const SlotsStates& states, const SlotsBwdMemory& memory) {
+  SlotsChunk make_bwd_chunk(int64_t n, const SlotsStates& states, const SlotsBwdMemory& memory,
+                            SlotsPart part, const SlotsBwdMemory* kept) {
     const LinearTensors& gradients = args_.gradients;
     const int64_t begin = n * max_rows_;
-    const int64_t slots = strip_columns(kernels_, problem_.num_slots);
+    const int64_t slots = slot_columns();
     SlotsChunk chunk = make_chunk(n, states);
+    chunk.part = part;
+    if (kept != nullptr) {
+      // The rows of slots come when those of queries are no longer wanted.
+      chunk.decayed_logits = kept->weights + begin * chunk.num_members * slots;
+      chunk.decayed_dp = kept->dlogits + begin * chunk.num_members * slots;
+      chunk.key_slots = kept->weights + begin * slots;
+      chunk.value_slots = kept->dlogits + begin * slots;
+    }
     chunk.ends_sequence = begin + max_rows_ >= sequence_.length;
     chunk.dout = member_rows(args_.dout, begin, dout_);
     chunk.dq = member_rows(gradients.q, begin, dq_);
@@ -208,27 +248,84 @@ class SlotsStream {
   int64_t head_;
   int64_t max_rows_;
   const SlotsFwdMemory& memory_;
+  char* scratch_;
   std::vector<ChunkRows> q_, out_, dout_, dq_;
 };
 
-/// Calls body(sequence, head, cursor) for each state head of each sequence, in parallel.
-template <class Body>
-void for_each_slots_task(const LinearProblem& problem, const LinearPlan& plan,
-                         const LinearArgs& args, const Context& context, int64_t passes,
-                         const Body& body) {
-  const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
-  const std::string_view op = linear_op_name(*problem.op, problem.pass);
-  const double work =
-      static_cast<double>(problem.num_rows * problem.num_out_heads) *
-      static_cast<double>(passes * problem.num_slots * (problem.head_dim + problem.head_dim_v));
-  const Context limited = with_workers_for(work, context);
-  const Workspace workspace(op, context, plan.bytes_for(op, num_workers_of(limited)));
-  parallel_for(limited, plan.num_tasks, [&](int64_t task, int worker) {
-    WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
-    body(sequences[static_cast<size_t>(task / problem.num_state_heads)],
-         task % problem.num_state_heads, cursor);
-  });
-}
+/// A launch: its streams by number, and what workers have.
+template <class Memory>
+class SlotsLaunch {
+ public:
+  SlotsLaunch(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+              const LinearArgs& args, const Context& context, int64_t passes)
+      : isa_(isa),
+        problem_(problem),
+        plan_(plan),
+        args_(args),
+        sequences_(linear_sequences(problem, args)),
+        context_(with_workers_for(work(problem, passes), context)),
+        workspace_(
+            linear_op_name(*problem.op, problem.pass), context,
+            plan.bytes_for(linear_op_name(*problem.op, problem.pass), num_workers_of(context_))) {
+    for (int64_t worker = 0; worker < num_workers_of(context_); ++worker) {
+      WorkspaceCursor cursor(workspace_.data() + worker * plan.bytes_a_worker);
+      memories_.emplace_back(isa, problem, plan.chunk_size, cursor);
+    }
+  }
+
+  /// Calls whole(memory of its worker, stream) for each stream, in parallel; where these are fewer
+  /// than workers, in_parts(number) for one after the other.
+  template <class Whole, class InParts>
+  void run(const Whole& whole, const InParts& in_parts) {
+    if (plan_.num_tasks < num_workers_of(context_)) {
+      for (int64_t task = 0; task < plan_.num_tasks; ++task) in_parts(task);
+      return;
+    }
+    parallel_for(context_, plan_.num_tasks, [&](int64_t task, int worker) {
+      const Memory& memory = memories_[static_cast<size_t>(worker)];
+      SlotsStream stream = stream_of(task, forward_of(memory), worker);
+      whole(memory, stream);
+    });
+  }
+
+  /// Calls body(part, stream) for parts [0, count) of a stream, in parallel. Its states are those
+  /// of the first worker.
+  template <class Body>
+  void for_parts(int64_t task, int64_t count, const Body& body) {
+    parallel_for(context_, count, [&](int64_t part, int worker) {
+      SlotsStream stream = stream_of(task, forward_of(memories_[0]), worker);
+      body(part, stream);
+    });
+  }
+
+  const Memory& memory(size_t worker) const { return memories_[worker]; }
+
+ private:
+  static const SlotsFwdMemory& forward_of(const SlotsFwdMemory& memory) { return memory; }
+  static const SlotsFwdMemory& forward_of(const SlotsBwdMemory& memory) { return memory.forward; }
+
+  static double work(const LinearProblem& problem, int64_t passes) {
+    return static_cast<double>(problem.num_rows * problem.num_out_heads) *
+           static_cast<double>(passes * problem.num_slots *
+                               (problem.head_dim + problem.head_dim_v));
+  }
+
+  SlotsStream stream_of(int64_t task, const SlotsFwdMemory& memory, int worker) const {
+    char* const scratch = forward_of(memories_[static_cast<size_t>(worker)]).scratch;
+    const auto& sequence = sequences_[static_cast<size_t>(task / problem_.num_state_heads)];
+    return SlotsStream(isa_, problem_, plan_, args_, sequence, task % problem_.num_state_heads,
+                       memory, scratch);
+  }
+
+  const IsaEntry& isa_;
+  const LinearProblem& problem_;
+  const LinearPlan& plan_;
+  const LinearArgs& args_;
+  std::vector<LinearSequence> sequences_;
+  Context context_;
+  Workspace workspace_;
+  std::vector<Memory> memories_;
+};
 
 }  // namespace
 
@@ -238,11 +335,29 @@ LinearPlan plan_slots_fwd(const IsaEntry& isa, const LinearProblem& problem) {
 
 void launch_slots_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                       const LinearArgs& args, const Context& context) {
-  for_each_slots_task(problem, plan, args, context, 3,
-                      [&](const LinearSequence& sequence, int64_t head, WorkspaceCursor& cursor) {
-                        const SlotsFwdMemory memory(isa, problem, plan.chunk_size, cursor);
-                        SlotsStream(isa, problem, plan, args, sequence, head, memory).run_forward();
-                      });
+  if (plan.num_tasks == 0) return;
+  SlotsLaunch<SlotsFwdMemory> launch(isa, problem, plan, args, context, 3);
+  launch.run(
+      [](const SlotsFwdMemory&, SlotsStream& stream) {
+        stream.begin_forward();
+        stream.run_forward();
+        stream.end_forward();
+      },
+      [&](int64_t task) {
+        int64_t num_spans = 0;
+        launch.for_parts(task, 1, [&](int64_t, SlotsStream& stream) {
+          stream.begin_forward();
+          num_spans = stream.num_spans();
+        });
+        // The values of a span beside the logits of the one behind it.
+        for (int64_t span = 0; span <= num_spans; ++span) {
+          launch.for_parts(task, 2, [&](int64_t part, SlotsStream& stream) {
+            if (part == 0 && span < num_spans) stream.run_forward_part(span, SlotsPart::kLogits);
+            if (part == 1 && span > 0) stream.run_forward_part(span - 1, SlotsPart::kValues);
+          });
+        }
+        launch.for_parts(task, 1, [](int64_t, SlotsStream& stream) { stream.end_forward(); });
+      });
 }
 
 LinearPlan plan_slots_bwd(const IsaEntry& isa, const LinearProblem& problem) {
@@ -251,11 +366,37 @@ LinearPlan plan_slots_bwd(const IsaEntry& isa, const LinearProblem& problem) {
 
 void launch_slots_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                       const LinearArgs& args, const Context& context) {
-  for_each_slots_task(
-      problem, plan, args, context, 10,
-      [&](const LinearSequence& sequence, int64_t head, WorkspaceCursor& cursor) {
-        const SlotsBwdMemory memory(isa, problem, plan.chunk_size, cursor);
-        SlotsStream(isa, problem, plan, args, sequence, head, memory.forward).run_backward(memory);
+  if (plan.num_tasks == 0) return;
+  SlotsLaunch<SlotsBwdMemory> launch(isa, problem, plan, args, context, 10);
+  launch.run(
+      [](const SlotsBwdMemory& memory, SlotsStream& stream) {
+        stream.begin_backward(memory);
+        stream.run_queries(memory, SlotsPart::kAll, nullptr);
+        stream.run_state_dots(memory);
+        stream.run_keys(memory, SlotsPart::kAll, nullptr);
+        stream.end_backward(memory);
+      },
+      [&](int64_t task) {
+        const SlotsBwdMemory& memory = launch.memory(0);
+        const SlotsBwdMemory* kept = &launch.memory(1);
+        launch.for_parts(task, 1,
+                         [&](int64_t, SlotsStream& stream) { stream.begin_backward(memory); });
+        launch.for_parts(task, 2, [&](int64_t part, SlotsStream& stream) {
+          stream.run_queries(memory, part == 0 ? SlotsPart::kLogits : SlotsPart::kDp, kept);
+        });
+        launch.for_parts(task, 1, [&](int64_t, SlotsStream& stream) {
+          stream.run_queries(memory, SlotsPart::kQueries, kept);
+          stream.run_state_dots(memory);
+        });
+        constexpr SlotsPart kParts[] = {SlotsPart::kKeySlots, SlotsPart::kValueSlots,
+                                        SlotsPart::kKeys, SlotsPart::kValues};
+        launch.for_parts(task, 4, [&](int64_t part, SlotsStream& stream) {
+          stream.run_keys(memory, kParts[part], kept);
+        });
+        launch.for_parts(task, 1, [&](int64_t, SlotsStream& stream) {
+          stream.run_keys(memory, SlotsPart::kGates, kept);
+          stream.end_backward(memory);
+        });
       });
 }
 

@@ -82,14 +82,30 @@ inline int64_t slots_scratch_bytes(const SlotsChunk& shape) {
   return SlotsInputs(nullptr, shape).bytes;
 }
 
+FLASHTILE_INLINE bool does(const SlotsChunk& c, SlotsPart part) {
+  return c.part == SlotsPart::kAll || c.part == part;
+}
+
+/// The inputs that the chunk's part takes, and decays.
 inline SlotsInputs pack_slots(const SlotsChunk& c) {
+  using P = SlotsPart;
   SlotsInputs in(c.scratch, c);
-  for (int64_t m = 0; m < c.num_members; ++m) {
-    pack_chunk_rows(c.q[m], c.rows, c.head_dim, c.scale, in.q + m * c.max_rows * in.ld_k, in.ld_k);
+  const bool takes_keys = does(c, P::kLogits) || c.part == P::kKeySlots || c.part == P::kGates;
+  if (takes_keys || c.part == P::kKeys) {
+    for (int64_t m = 0; m < c.num_members; ++m) {
+      pack_chunk_rows(c.q[m], c.rows, c.head_dim, c.scale, in.q + m * c.max_rows * in.ld_k,
+                      in.ld_k);
+    }
   }
-  pack_chunk_rows(c.k, c.rows, c.head_dim, 1.0f, in.k, in.ld_k);
-  pack_chunk_rows(c.v, c.rows, c.head_dim_v, 1.0f, in.v, in.ld_v);
-  pack_chunk_rows(c.s, c.rows, c.num_slots, 1.0f, in.s, in.ld_m);
+  if (takes_keys || c.part == P::kQueries) {
+    pack_chunk_rows(c.k, c.rows, c.head_dim, 1.0f, in.k, in.ld_k);
+  }
+  if (c.part != P::kLogits && c.part != P::kKeySlots && c.part != P::kKeys) {
+    pack_chunk_rows(c.v, c.rows, c.head_dim_v, 1.0f, in.v, in.ld_v);
+  }
+  if (c.part != P::kKeySlots && c.part != P::kValueSlots) {
+    pack_chunk_rows(c.s, c.rows, c.num_slots, 1.0f, in.s, in.ld_m);
+  }
   set_decays(c.g, /*is_vector_gate=*/true, c.rows, c.num_slots, in.decay, in.ld_m, in.resets);
   fill_row(in.ones, in.ld_m, 1);
   fill_row(in.zeros, in.longest(), 0);
@@ -97,6 +113,10 @@ inline SlotsInputs pack_slots(const SlotsChunk& c) {
 }
 
 inline void pack_slots_dout(const SlotsChunk& c, SlotsInputs& in) {
+  if (c.part == SlotsPart::kLogits || c.part == SlotsPart::kKeySlots ||
+      c.part == SlotsPart::kKeys) {
+    return;
+  }
   for (int64_t m = 0; m < c.num_members; ++m) {
     pack_chunk_rows(c.dout[m], c.rows, c.head_dim_v, 1.0f, in.wide + m * c.max_rows * in.ld_v,
                     in.ld_v);
@@ -203,8 +223,15 @@ struct SlotsOperands {
     slots = of(in.slots, in.ld_m);
     more_slots = of(in.more_slots, in.ld_m);
     // What is kept of a sequence has the members of a row side by side.
-    weights = {c.weights, c.num_members * in.ld_m, in.ld_m};
-    dlogits = {c.dlogits, c.num_members * in.ld_m, in.ld_m};
+    const auto kept = [&](float* data) {
+      return SlotsOperand{data, c.num_members * in.ld_m, in.ld_m};
+    };
+    weights = c.weights == nullptr ? logits : kept(c.weights);
+    dlogits = kept(c.dlogits);
+    if (c.decayed_logits != nullptr) decayed_logits = kept(c.decayed_logits);
+    if (c.decayed_dp != nullptr) decayed_dp = kept(c.decayed_dp);
+    if (c.key_slots != nullptr) slots.rows = c.key_slots;
+    if (c.value_slots != nullptr) more_slots.rows = c.value_slots;
   }
 };
 
@@ -224,9 +251,12 @@ inline void slots_softmax(const SlotsChunk& c, const SlotsOperand& logits,
 inline void slots_fwd_chunk(const SlotsChunk& c) {
   const SlotsInputs in = pack_slots(c);
   const SlotsOperands x(c, in);
-  slots_forward<true>(c, in, c.head_dim, c.num_slots, x.k, x.s, x.q, x.logits, c.keys_by_slot);
-  slots_softmax(c, x.logits, x.logits);
-  slots_forward<false>(c, in, c.num_slots, c.head_dim_v, x.s, x.v, x.logits, x.wide,
+  if (does(c, SlotsPart::kLogits)) {
+    slots_forward<true>(c, in, c.head_dim, c.num_slots, x.k, x.s, x.q, x.logits, c.keys_by_slot);
+    slots_softmax(c, x.logits, x.weights);
+  }
+  if (!does(c, SlotsPart::kValues)) return;
+  slots_forward<false>(c, in, c.num_slots, c.head_dim_v, x.s, x.v, x.weights, x.wide,
                        c.values_by_value);
   for (int64_t m = 0; m < c.num_members; ++m) {
     store_chunk_rows(x.wide.row(0, m), in.ld_v, c.rows, c.head_dim_v, c.out[m]);
@@ -275,10 +305,15 @@ inline void slots_bwd_queries(const SlotsChunk& c) {
   SlotsInputs in = pack_slots(c);
   pack_slots_dout(c, in);
   const SlotsOperands x(c, in);
-  slots_read_decayed(c, in, c.head_dim, x.k, x.q, x.decayed_logits, c.keys_by_slot);
-  slots_add_own(c, in, x.q, x.k, c.head_dim, x.decayed_logits, x.logits);
-  slots_softmax(c, x.logits, x.weights);
-  slots_read_decayed(c, in, c.head_dim_v, x.v, x.wide, x.decayed_dp, c.values_by_slot);
+  if (does(c, SlotsPart::kLogits)) {
+    slots_read_decayed(c, in, c.head_dim, x.k, x.q, x.decayed_logits, c.keys_by_slot);
+    slots_add_own(c, in, x.q, x.k, c.head_dim, x.decayed_logits, x.logits);
+    slots_softmax(c, x.logits, x.weights);
+  }
+  if (does(c, SlotsPart::kDp)) {
+    slots_read_decayed(c, in, c.head_dim_v, x.v, x.wide, x.decayed_dp, c.values_by_slot);
+  }
+  if (!does(c, SlotsPart::kQueries)) return;
   slots_add_own(c, in, x.wide, x.v, c.head_dim_v, x.decayed_dp, x.dp);
   slots_softmax_gradient(c, in, x);
   slots_forward<false>(c, in, c.num_slots, c.head_dim, x.s, x.k, x.dlogits, x.keys, c.keys_by_key);
@@ -320,26 +355,14 @@ inline void slots_gate_gradients(const SlotsChunk& c, const SlotsInputs& in, con
   }
 }
 
-inline void slots_bwd_keys(const SlotsChunk& c) {
-  SlotsInputs in = pack_slots(c);
-  pack_slots_dout(c, in);
-  const SlotsOperands x(c, in);
-  constexpr StripOrder kOwn = StripOrder::kAddReadDecay;
-  constexpr StripOrder kOthers = StripOrder::kReadAddDecay;
-  slots_backward<kOthers, true>(c, in, c.head_dim, c.num_slots, x.q, x.dlogits, x.k, x.slots,
-                                c.keys_by_slot);
-  slots_backward<kOthers, true>(c, in, c.head_dim_v, c.num_slots, x.wide, x.weights, x.v,
-                                x.more_slots, c.values_by_slot);
-  slots_backward<kOwn, false>(c, in, c.num_slots, c.head_dim, x.dlogits, x.q, x.s, x.keys,
-                              c.keys_by_key);
-  slots_backward<kOwn, false>(c, in, c.num_slots, c.head_dim_v, x.weights, x.wide, x.s, x.values,
-                              c.values_by_value);
+/// ds and dg of a chunk from what both states give.
+inline void slots_finish_gates(const SlotsChunk& c, const SlotsInputs& in, const SlotsOperands& x) {
   for (int64_t t = 0; t < c.rows; ++t) {
-    for (int64_t i = t * in.ld_m; i < t * in.ld_m + c.num_slots; i += kLanes) {
-      store(in.slots + i, load(in.slots + i) + load(in.more_slots + i));
-    }
+    float* ds = x.slots.row(t);
+    const float* more = x.more_slots.row(t);
+    for (int64_t i = 0; i < c.num_slots; i += kLanes) store(ds + i, load(ds + i) + load(more + i));
   }
-  slots_gate_gradients(c, in, in.slots, in.more_slots);
+  slots_gate_gradients(c, in, x.slots.rows, x.more_slots.rows);
   for (int64_t m = 0; m < c.num_members; ++m) {
     for (int64_t t = 0; t < c.rows; ++t) {
       const Vf keys = broadcast(row_dot(x.q.row(t, m), x.k.row(t), c.head_dim));
@@ -351,10 +374,35 @@ inline void slots_bwd_keys(const SlotsChunk& c) {
       }
     }
   }
-  store_chunk_rows(in.keys, in.ld_k, c.rows, c.head_dim, c.dk);
-  store_chunk_rows(in.values, in.ld_v, c.rows, c.head_dim_v, c.dv);
-  store_chunk_rows(in.slots, in.ld_m, c.rows, c.num_slots, c.ds);
-  store_chunk_rows(in.more_slots, in.ld_m, c.rows, c.num_slots, c.dg);
+  store_chunk_rows(x.slots.rows, in.ld_m, c.rows, c.num_slots, c.ds);
+  store_chunk_rows(x.more_slots.rows, in.ld_m, c.rows, c.num_slots, c.dg);
+}
+
+inline void slots_bwd_keys(const SlotsChunk& c) {
+  SlotsInputs in = pack_slots(c);
+  pack_slots_dout(c, in);
+  const SlotsOperands x(c, in);
+  constexpr StripOrder kOwn = StripOrder::kAddReadDecay;
+  constexpr StripOrder kOthers = StripOrder::kReadAddDecay;
+  if (does(c, SlotsPart::kKeySlots)) {
+    slots_backward<kOthers, true>(c, in, c.head_dim, c.num_slots, x.q, x.dlogits, x.k, x.slots,
+                                  c.keys_by_slot);
+  }
+  if (does(c, SlotsPart::kValueSlots)) {
+    slots_backward<kOthers, true>(c, in, c.head_dim_v, c.num_slots, x.wide, x.weights, x.v,
+                                  x.more_slots, c.values_by_slot);
+  }
+  if (does(c, SlotsPart::kKeys)) {
+    slots_backward<kOwn, false>(c, in, c.num_slots, c.head_dim, x.dlogits, x.q, x.s, x.keys,
+                                c.keys_by_key);
+    store_chunk_rows(in.keys, in.ld_k, c.rows, c.head_dim, c.dk);
+  }
+  if (does(c, SlotsPart::kValues)) {
+    slots_backward<kOwn, false>(c, in, c.num_slots, c.head_dim_v, x.weights, x.wide, x.s, x.values,
+                                c.values_by_value);
+    store_chunk_rows(in.values, in.ld_v, c.rows, c.head_dim_v, c.dv);
+  }
+  if (does(c, SlotsPart::kGates)) slots_finish_gates(c, in, x);
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

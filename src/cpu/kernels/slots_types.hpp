@@ -8,10 +8,25 @@
 
 namespace flashtile::cpu {
 
+/// What one of several workers does of a pass; it may go through the rows by itself where what it
+/// reads of other parts is kept.
+enum class SlotsPart : uint8_t {
+  kAll,
+  kLogits,      ///< weights; forward, and first of bwd_queries
+  kValues,      ///< out of kept weights; dv, of bwd_keys
+  kDp,          ///< what dO reads of the values' state; with kLogits
+  kQueries,     ///< dlogits and dq, after those two
+  kKeySlots,    ///< ds by keys, of bwd_keys
+  kValueSlots,  ///< ds by values
+  kKeys,        ///< dk
+  kGates,       ///< ds and dg, after the other four
+};
+
 /// Some rows of one state head: all slots, and all output heads that read them. Each state is there
 /// as strips of what it is summed along with (recurrent_types.hpp): columns are slots, key
 /// dimensions or value dimensions.
 struct SlotsChunk {
+  SlotsPart part;
   float scale;
   int64_t rows;
   int64_t max_rows;  ///< that the scratch was made for
@@ -31,10 +46,15 @@ struct SlotsChunk {
   const ChunkRows* dout;
   const ChunkRows* dq;
   ChunkRows dk, dv, ds, dg;
-  float* weights;    ///< p of these rows, whole strips of slots, by member
-  float* dlogits;    ///< likewise
+  float* weights;  ///< p of these rows, whole strips of slots, by member; of a forward in parts too
+  float* dlogits;  ///< likewise
   float* read_sums;  ///< what reading adds to a decay's gradient, whole strips of slots
-  double* passing;   ///< num_slots gradients of log decays
+  // What parts leave to others, in the same forms; null where there are none.
+  float* decayed_logits;
+  float* decayed_dp;
+  float* key_slots;
+  float* value_slots;
+  double* passing;  ///< num_slots gradients of log decays
   char* scratch;
 };
 
