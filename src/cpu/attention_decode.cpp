@@ -39,11 +39,18 @@ int64_t split_keys(const AttentionProblem& problem) {
   return problem.batch_invariant ? std::max<int64_t>(kSplitKeys, problem.max_seqlen_k) : kSplitKeys;
 }
 
+/// The kernels that a problem is decoded with: over bf16 pairs for bf16 queries where there are
+/// any.
+const DecodeKernels& decode_kernels(const IsaEntry& isa, const AttentionProblem& problem) {
+  const bool is_paired = problem.dtype == DType::kBF16 && isa.decode_pairs != nullptr;
+  return is_paired ? *isa.decode_pairs : isa.serving->decode;
+}
+
 /// Bytes of a group's sums over one split.
 int64_t part_bytes(const IsaEntry& isa, const AttentionProblem& problem) {
   const int64_t rows = rows_of_group(problem);
   WorkspaceCursor cursor;
-  cursor.take<float>(rows * isa.serving->decode_ld(problem.head_dim_v));
+  cursor.take<float>(rows * decode_kernels(isa, problem).decode_ld(problem.head_dim_v));
   for (int i = 0; i < 3; ++i) cursor.take<float>(rows);
   return cursor.used();
 }
@@ -63,8 +70,10 @@ int64_t worker_bytes(const IsaEntry& isa, const AttentionProblem& problem, int64
   const int64_t rows = rows_of_group(problem);
   WorkspaceCursor cursor;
   cursor.take<char>(
-      isa.serving->decode_scratch_bytes(num_heads_kv, rows, problem.head_dim, problem.head_dim_v));
-  cursor.take<float>(num_heads_kv * rows * isa.serving->decode_ld(problem.head_dim));
+      decode_kernels(isa, problem)
+          .decode_scratch_bytes(num_heads_kv, rows, problem.head_dim, problem.head_dim_v));
+  cursor.take<float>(num_heads_kv * rows *
+                     decode_kernels(isa, problem).decode_ld(problem.head_dim));
   if (is_scattered(problem)) {
     cursor.take<char>(2 * kDecodeKeys * (problem.head_dim + problem.head_dim_v) *
                       dtype_bytes(problem.k.dtype));
@@ -102,7 +111,7 @@ class DecodeLaunch {
  public:
   DecodeLaunch(const IsaEntry& isa, const AttentionProblem& problem, const AttentionPlan& plan,
                const AttentionArgs& args, const Context& context)
-      : kernels_(*isa.serving),
+      : kernels_(decode_kernels(isa, problem)),
         problem_(problem),
         args_(args),
         call_(problem, args),
@@ -156,7 +165,7 @@ class DecodeLaunch {
                   std::vector<TileCover>* cover, std::vector<DecodeHead>* heads) const;
   void finish(const Pair& pair, float* max_logit) const;
 
-  const ServingKernels& kernels_;
+  const DecodeKernels& kernels_;
   const AttentionProblem& problem_;
   const AttentionArgs& args_;
   AttentionCall call_;
@@ -285,7 +294,6 @@ DecodeTile DecodeLaunch::make_tile(const Task& task) const {
   DecodeTile tile{};
   tile.k_head_stride = head_stride(args_.k);
   tile.v_head_stride = head_stride(args_.v);
-  tile.q_dtype = problem_.dtype;
   tile.dtype = problem_.k.dtype;
   tile.head_dim = problem_.head_dim;
   tile.head_dim_v = problem_.head_dim_v;
@@ -404,7 +412,7 @@ void DecodeLaunch::finish(const Pair& pair, float* max_logit) const {
   const bool is_log2 = !problem_.softcap && !args_.bias;
   const Rows out = query_rows(args_.out, sequence, 0);
   kernels_.decode_finish(
-      {parts.data(), static_cast<int64_t>(parts.size()), problem_.dtype, static_cast<int64_t>(rows),
+      {parts.data(), static_cast<int64_t>(parts.size()), static_cast<int64_t>(rows),
        problem_.head_dim_v, out_ld_, is_log2 ? 0.69314718055994531f : 1.0f,
        problem_.dropout.is_on ? static_cast<float>(problem_.dropout.gain) : 1.0f,
        problem_.has_sink ? sinks.data() : nullptr, out_rows.data(), args_.out.dtype,

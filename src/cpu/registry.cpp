@@ -25,7 +25,7 @@ namespace {
 #define FLASHTILE_ENTRY(isa_value, name, base, ...)                                        \
   IsaEntry {                                                                               \
     isa_value, "attention_fwd_" #name, "attention_bwd_" #name, &base::attention_kernels(), \
-        "attention_merge_" #name, &name::serving_kernels(),                                \
+        "attention_merge_" #name, &base::serving_kernels(),                                \
         &base::linear_kernels() __VA_OPT__(, ) __VA_ARGS__                                 \
   }
 
@@ -37,7 +37,7 @@ const auto& all_entries() {
     FLASHTILE_ENTRY(Isa::kAvx2, avx2, avx2),
     FLASHTILE_ENTRY(Isa::kAvx512, avx512, avx512),
     FLASHTILE_ENTRY(Isa::kAvx512Bf16, avx512_bf16, avx512, &avx512_bf16::attention_pair_kernels(),
-                    &avx512_bf16::scalar_decay_pair_kernels()),
+                    &avx512_bf16::scalar_decay_pair_kernels(), &avx512_bf16::decode_pair_kernels()),
 #elif defined(__aarch64__)
     FLASHTILE_ENTRY(Isa::kNeon, neon, neon),
 #endif

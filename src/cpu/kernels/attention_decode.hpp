@@ -143,15 +143,6 @@ struct PairedKeys {
 };
 #endif
 
-FLASHTILE_INLINE bool takes_pairs(DType q_dtype) {
-#if defined(__AVX512BF16__)
-  return q_dtype == DType::kBF16;
-#else
-  static_cast<void>(q_dtype);
-  return false;
-#endif
-}
-
 /// Calls body(count, first row) for all rows, four at a time.
 template <int n>
 struct RowCount {
@@ -472,26 +463,27 @@ void TileWork<Keys>::add_seen_values(int64_t h, const uint8_t* is_seen) {
   }
 }
 
-inline void decode_tile(const DecodeTile& tile) {
 #if defined(__AVX512BF16__)
-  if (takes_pairs(tile.q_dtype)) {
-    const bool is_whole = (tile.head_dim | tile.head_dim_v) % kPairColumns == 0;
-    if (is_whole && tile.dtype == DType::kE4M3) {
-      TileWork<PairedKeys<E4m3>>(tile).run();
-    } else if (is_whole && tile.dtype == DType::kI8) {
-      TileWork<PairedKeys<I8>>(tile).run();
-    } else {
-      TileWork<PairedKeys<Bf16>>(tile).run();
-    }
-    return;
+inline void decode_tile(const DecodeTile& tile) {
+  const bool is_whole = (tile.head_dim | tile.head_dim_v) % kPairColumns == 0;
+  if (is_whole && tile.dtype == DType::kE4M3) {
+    TileWork<PairedKeys<E4m3>>(tile).run();
+  } else if (is_whole && tile.dtype == DType::kI8) {
+    TileWork<PairedKeys<I8>>(tile).run();
+  } else {
+    TileWork<PairedKeys<Bf16>>(tile).run();
   }
+}
+
+inline void decode_queries(const DecodeQueries& queries) {
+  pack_rows_bf16({queries.rows, queries.dtype, queries.stride}, queries.num_rows, queries.head_dim,
+                 reinterpret_cast<Bf16*>(queries.q), 2 * queries.q_ld);
+}
 #else
+inline void decode_tile(const DecodeTile& tile) {
   if (tile.dtype == DType::kBF16) {
     TileWork<WidenedKeys<Bf16>>(tile).run();
-    return;
-  }
-#endif
-  if (tile.dtype == DType::kF16) {
+  } else if (tile.dtype == DType::kF16) {
     TileWork<WidenedKeys<F16>>(tile).run();
   } else {
     TileWork<WidenedKeys<float>>(tile).run();
@@ -499,16 +491,10 @@ inline void decode_tile(const DecodeTile& tile) {
 }
 
 inline void decode_queries(const DecodeQueries& queries) {
-  const RowSource source{queries.rows, queries.dtype, queries.stride};
-#if defined(__AVX512BF16__)
-  if (takes_pairs(queries.dtype)) {
-    pack_rows_bf16(source, queries.num_rows, queries.head_dim, reinterpret_cast<Bf16*>(queries.q),
-                   2 * queries.q_ld);
-    return;
-  }
-#endif
-  pack_rows(source, queries.num_rows, queries.head_dim, queries.q, queries.q_ld);
+  pack_rows({queries.rows, queries.dtype, queries.stride}, queries.num_rows, queries.head_dim,
+            queries.q, queries.q_ld);
 }
+#endif
 
 /// All parts of row r, in order, as the state of the one row of `state`.
 inline void join_row(const DecodeFinish& f, int64_t r, FwdState<FloatOperands>& state) {
@@ -559,7 +545,7 @@ inline void decode_finish(const DecodeFinish& f) {
   for (int64_t r = 0; r < f.num_rows; ++r) {
     join_row(f, r, state);
 #if defined(__AVX512BF16__)
-    if (takes_pairs(f.q_dtype)) restore_columns(sum, f.head_dim_v);
+    restore_columns(sum, f.head_dim_v);
 #endif
     block.sink = f.sink == nullptr ? -kInfinity : f.sink[r];
     block.out_rows = f.out_rows + r;

@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/kernels/serving_impl.hpp"
+#include "cpu/kernels/serving_bf16_impl.hpp"

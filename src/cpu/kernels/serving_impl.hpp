@@ -25,8 +25,8 @@ inline void merge_row(const MergeRowRequest& r) {
   unpack_rows(sum, padded(r.dim), 1, r.dim, {&r.out, r.out_dtype, r.out_stride});
 }
 
-constexpr ServingKernels kServingKernels = {decode_ld,   decode_scratch_bytes, decode_queries,
-                                            decode_tile, decode_finish,        merge_row};
+constexpr ServingKernels kServingKernels = {
+    {decode_ld, decode_scratch_bytes, decode_queries, decode_tile, decode_finish}, merge_row};
 
 const ServingKernels& serving_kernels() { return kServingKernels; }
 

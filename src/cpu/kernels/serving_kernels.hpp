@@ -54,7 +54,7 @@ struct DecodeTile {
   const char* const* next_v_rows;
   int64_t num_next;
   int64_t k_head_stride, v_head_stride;  ///< bytes
-  DType q_dtype, dtype;                  ///< of the queries and of the keys
+  DType dtype;                           ///< of the keys
   int64_t k_begin, num_keys;
   int64_t head_dim, head_dim_v;
   int64_t q_ld, out_ld;
@@ -70,7 +70,6 @@ struct DecodeTile {
 struct DecodeFinish {
   const DecodeState* parts;
   int64_t num_parts;
-  DType q_dtype;
   int64_t num_rows, head_dim_v, out_ld;
   float unit;         ///< one unit of score in natural logarithms
   float gain;         ///< of dropout
@@ -95,7 +94,7 @@ struct MergeRowRequest {
   int64_t out_stride;  ///< elements
 };
 
-struct ServingKernels {
+struct DecodeKernels {
   /// Row length of q and out of a decode tile.
   int64_t (*decode_ld)(int64_t dim);
   /// `num_rows` of each head of a tile.
@@ -104,6 +103,10 @@ struct ServingKernels {
   void (*decode_queries)(const DecodeQueries& queries);
   void (*decode_tile)(const DecodeTile& tile);
   void (*decode_finish)(const DecodeFinish& request);
+};
+
+struct ServingKernels {
+  DecodeKernels decode;  ///< f32 arithmetic; any dtype
   void (*merge_row)(const MergeRowRequest& request);
 };
 
@@ -117,11 +120,14 @@ const ServingKernels& serving_kernels();
 namespace avx512 {
 const ServingKernels& serving_kernels();
 }
-namespace avx512_bf16 {
-const ServingKernels& serving_kernels();
-}
 namespace neon {
 const ServingKernels& serving_kernels();
+}
+
+// Of an instruction set with a dot product of bf16 pairs: what it adds to the set below it, for
+// queries of bf16.
+namespace avx512_bf16 {
+const DecodeKernels& decode_pair_kernels();
 }
 
 }  // namespace flashtile::cpu
