@@ -88,7 +88,7 @@ def log_decay(x: Tensor, A_log: Tensor | None, bias: Tensor | None = None, *,
               lower_bound: float | None = None, divisor: float | None = None,
               num_dims: int | None = None) -> Tensor:
     """Log decays, float32 at least, from what a layer projects, in plain PyTorch: what
-    log_decay_gate computes by its reference.
+    log_decay_gate computes.
 
     Args:
         x: (batch, seqlen, heads) or (batch, seqlen, heads, head_dim).
