@@ -51,7 +51,8 @@ int64_t part_bytes(const IsaEntry& isa, const AttentionProblem& problem) {
   const int64_t rows = rows_of_group(problem);
   WorkspaceCursor cursor;
   cursor.take<float>(rows * decode_kernels(isa, problem).decode_ld(problem.head_dim_v));
-  for (int i = 0; i < 3; ++i) cursor.take<float>(rows);
+  cursor.take<float>(rows);
+  for (int i = 0; i < 2; ++i) cursor.take<float>(rows * kMaxLanes);
   return cursor.used();
 }
 
@@ -103,8 +104,8 @@ int64_t max_task_heads(const AttentionProblem& problem) {
 /// The state of rows that have seen no key.
 void set_empty(const DecodeState& state, int64_t rows) {
   std::fill_n(state.row_max, rows, -std::numeric_limits<float>::infinity());
-  std::fill_n(state.row_sum, rows, 0.0f);
-  std::fill_n(state.row_top, rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(state.row_sums, rows * kMaxLanes, 0.0f);
+  std::fill_n(state.row_tops, rows * kMaxLanes, -std::numeric_limits<float>::infinity());
 }
 
 class DecodeLaunch {
@@ -184,8 +185,8 @@ DecodeState DecodeLaunch::part(const Sequence& sequence, int64_t head_kv, int64_
   WorkspaceCursor cursor(parts_ + index * part_bytes_);
   auto* out = cursor.take<float>(rows * out_ld_);
   auto* row_max = cursor.take<float>(rows);
-  auto* row_sum = cursor.take<float>(rows);
-  return {out, row_max, row_sum, cursor.take<float>(rows)};
+  auto* row_sums = cursor.take<float>(rows * kMaxLanes);
+  return {out, row_max, row_sums, cursor.take<float>(rows * kMaxLanes)};
 }
 
 void DecodeLaunch::make_tasks() {

@@ -317,6 +317,18 @@ const float* weights_row(const BwdBlock& block, const TileSpan& tile, int64_t q_
   return kept;
 }
 
+/// True where a row goes from S and dP to P and dS by the softmax alone, and nobody wants anything
+/// of it; lines see the tile.
+template <class Operands>
+FLASHTILE_INLINE bool is_plain_row(const BwdBlock& block, const BwdState<Operands>& state) {
+  const ScoreGradients* gradients = block.gradients;
+  const bool wants_rows =
+      gradients != nullptr && (gradients->bias != nullptr || gradients->bias_columns != nullptr ||
+                               gradients->bias_tile != nullptr);
+  return block.weight_sums == nullptr && block.delta_sums == nullptr && block.factors == nullptr &&
+         !block.rules->has_dropout && !wants_rows && !has_derivative(block, state);
+}
+
 /// One row of P, dP -> dS. On return s holds P as V was multiplied by it, dp holds dS times the
 /// score rules' derivative.
 template <class F, class Operands>
@@ -324,6 +336,11 @@ void bwd_row(const BwdBlock& block, const TileSpan& tile, bool is_full, int64_t 
              BwdState<Operands>& state) {
   float* dp = state.dp + i * state.ld;
   const int64_t q_idx = tile.q_begin + i;
+  if (is_plain_row(block, state)) {
+    const float lse = block.lse[q_idx] * (block.rules->is_log2 ? kLog2e : 1.0f);
+    exp_grad_row<F>(state.s + i * state.ld, dp, tile.n, softmax_reference(lse), block.delta[q_idx]);
+    return;
+  }
   float kept[kMaxBlockN];
   const float* p = weights_row<F>(block, tile, q_idx, state.s + i * state.ld, dp, kept);
   if (block.weight_sums != nullptr) return;

@@ -385,10 +385,10 @@ void decode_softmax(const DecodeTile& tile, const DecodeHead& head, float* s, fl
   using Element = typename Operands::Element;
   const DecodeState& all = head.state;
   if (head.is_first) {
-    for (int64_t r = 0; r < tile.seqlen_q * tile.group_size; ++r) {
-      all.row_max[r] = all.row_top[r] = -kInfinity;
-      all.row_sum[r] = 0;
-    }
+    const int64_t num_rows = tile.seqlen_q * tile.group_size;
+    for (int64_t r = 0; r < num_rows; ++r) all.row_max[r] = -kInfinity;
+    fill_row(all.row_sums, num_rows * kLanes, 0);
+    fill_row(all.row_tops, num_rows * kLanes, -kInfinity);
   }
   state.unit = head.rules[0]->is_log2 ? kLn2 : 1.0f;
   state.s_ld = kScoreLd;
@@ -402,8 +402,8 @@ void decode_softmax(const DecodeTile& tile, const DecodeHead& head, float* s, fl
     state.s = s + row * kScoreLd;
     state.p = reinterpret_cast<Element*>(s) + row * kScoreLd;
     state.row_max = all.row_max + row;
-    state.row_sum = all.row_sum + row;
-    state.row_top = all.row_top + row;
+    state.row_sums = all.row_sums + row * kLanes;
+    state.row_tops = all.row_tops + row * kLanes;
     state.factor = factors + row;
     block.rules = head.rules[g];
     try_softmax<F>(block, span, true, state);
@@ -499,38 +499,43 @@ inline void decode_queries(const DecodeQueries& queries) {
 /// All parts of row r, in order, as the state of the one row of `state`.
 inline void join_row(const DecodeFinish& f, int64_t r, FwdState<FloatOperands>& state) {
   float top = -kInfinity;
-  *state.row_top = -kInfinity;
+  Vf tops = broadcast(-kInfinity);
   for (int64_t p = 0; p < f.num_parts; ++p) {
     const DecodeState& part = f.parts[p];
     if (part.row_max[r] > top) top = part.row_max[r];
-    if (part.row_top[r] > *state.row_top) *state.row_top = part.row_top[r];
+    tops = max(load(part.row_tops + r * kLanes), tops);
   }
   const float reference = softmax_reference(top);
   float total = 0;
   fill_row(state.o, f.out_ld, 0);
   for (int64_t p = 0; p < f.num_parts; ++p) {
     const DecodeState& part = f.parts[p];
-    if (part.row_sum[r] == 0) continue;  // saw nothing; a NaN sum stays
+    const float sum = reduce_add(load(part.row_sums + r * kLanes));
+    if (sum == 0) continue;  // saw nothing; a NaN sum stays
     const float weight = __builtin_expf((part.row_max[r] - reference) * f.unit);
-    total += part.row_sum[r] * weight;
+    total += sum * weight;
     for (int64_t d = 0; d < f.out_ld; d += kLanes) {
       store(state.o + d,
             fma(broadcast(weight), load(part.out + r * f.out_ld + d), load(state.o + d)));
     }
   }
   *state.row_max = top;
-  *state.row_sum = total;
+  fill_row(state.row_sums, kLanes, 0);
+  state.row_sums[0] = total;
+  store(state.row_tops, tops);
 }
 
 inline void decode_finish(const DecodeFinish& f) {
   alignas(64) float sum[1024 + kKeyGroup * 2];
-  float row_max, row_sum, row_top, factor;
+  alignas(64) float row_sums[kLanes];
+  alignas(64) float row_tops[kLanes];
+  float row_max, factor;
   FwdState<FloatOperands> state{};
   state.o = sum;
   state.o_ld = f.out_ld;
   state.row_max = &row_max;
-  state.row_sum = &row_sum;
-  state.row_top = &row_top;
+  state.row_sums = row_sums;
+  state.row_tops = row_tops;
   state.factor = &factor;
   state.unit = f.unit;
   ScoreRules rules{};

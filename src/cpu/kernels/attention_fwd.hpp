@@ -13,8 +13,9 @@
 //
 // Scores are kept in powers of two (S log2 e) where no rule needs them natural: `is_log2`.
 // Scratch: Q (m, d), S (m, n), P (m, n) where it is bf16, O (m, dv), a copy of V for blocks with a
-// NaN that nobody sees, and row_max, row_sum, factor (m each). S stays in L1, V and K blocks in L2.
-// Online softmax: Milakov and Gimelshein 2018; tiling: FlashAttention, Dao et al. 2022.
+// NaN that nobody sees, row_max and factor (m each), row_sums and row_tops (m, lanes). S stays in
+// L1, V and K blocks in L2. Online softmax: Milakov and Gimelshein 2018; tiling: FlashAttention,
+// Dao et al. 2022.
 
 #include "cpu/kernels/attention_lines.hpp"
 #include "cpu/kernels/attention_operands.hpp"
@@ -66,14 +67,12 @@ struct FwdState {
   Element* v_copy;
   float* s;
   float* o;
-  float* row_max;  ///< the reference that exponentials are taken against
-  float* row_sum;
-  float* row_top;  ///< largest score so far
-  float* factor;   ///< of a row's earlier sums, where `is_rescaled`
-  float* saved_max;
-  float* saved_sum;
-  float* lines;  ///< of the tile at hand
-  float unit;    ///< one unit of score in natural logarithms
+  float* row_max;   ///< the reference that exponentials are taken against
+  float* row_sums;  ///< of exponentials, a number for each lane; their sum when all is done
+  float* row_tops;  ///< largest scores so far, the same
+  float* factor;    ///< of a row's earlier sums, where `is_rescaled`
+  float* lines;     ///< of the tile at hand
+  float unit;       ///< one unit of score in natural logarithms
   bool is_rescaled;
   BlockPrograms programs;
   int64_t q_ld, s_ld, o_ld;
@@ -95,14 +94,27 @@ FwdState<Operands> fwd_state(char* memory, int64_t block_m, int64_t block_n, int
   state.s = scratch.take<float>(block_m * state.s_ld);
   state.o = scratch.take<float>(block_m * state.o_ld);
   state.row_max = scratch.take<float>(padded(block_m));
-  state.row_sum = scratch.take<float>(padded(block_m));
-  state.row_top = scratch.take<float>(padded(block_m));
+  state.row_sums = scratch.take<float>(block_m * kLanes);
+  state.row_tops = scratch.take<float>(block_m * kLanes);
   state.factor = scratch.take<float>(padded(block_m));
-  state.saved_max = scratch.take<float>(padded(block_m));
-  state.saved_sum = scratch.take<float>(padded(block_m));
   state.lines = scratch.take<float>(lines_room(block_m, block_n));
   *bytes = scratch.used;
   return state;
+}
+
+/// The state of rows from `row` of the block on.
+template <class Operands>
+FwdState<Operands> rows_from(const FwdState<Operands>& state, int64_t row) {
+  FwdState<Operands> part = state;
+  part.q += row * state.q_ld;
+  part.p += row * state.s_ld;
+  part.s += row * state.s_ld;
+  part.o += row * state.o_ld;
+  part.row_max += row;
+  part.row_sums += row * kLanes;
+  part.row_tops += row * kLanes;
+  part.factor += row;
+  return part;
 }
 
 /// S of one tile: product, score rules, masks.
@@ -147,33 +159,41 @@ void drop_row(const ScoreRules& rules, const TileSpan& tile, int64_t i, FwdState
   for (int64_t j = 0; j < tile.n; j += kLanes) store(p + j, load(row + j));
 }
 
+/// Takes P of row i, against row_max[i], into its sums; those before it are multiplied by `factor`.
+template <class Operands>
+FLASHTILE_INLINE void add_row(int64_t i, float factor, const RowLanes& lanes,
+                              FwdState<Operands>& state) {
+  float* sums = state.row_sums + i * kLanes;
+  float* tops = state.row_tops + i * kLanes;
+  store(sums, fma(load(sums), broadcast(factor), lanes.sum));
+  store(tops, max(lanes.top, load(tops)));
+  state.factor[i] = factor;
+  state.is_rescaled = state.is_rescaled || factor != 1.0f;
+}
+
 /// P = exp(S - reference) of one row against a new reference: `top`, its maximum so far.
 template <class F, class Operands>
 void softmax_row(const TileSpan& tile, int64_t i, float top, FwdState<Operands>& state) {
   const float* s = state.s + i * state.s_ld;
   const float old = state.row_max[i];
   const float reference = softmax_reference(top);
-  const float sum = exp_row<F>(s, tile.n, reference, weights_row(state, i));
+  const RowLanes lanes = exp_row_lanes<F>(s, tile.n, reference, weights_row(state, i));
   const float factor = old == -kInfinity ? 1.0f : __builtin_expf((old - reference) * state.unit);
-  state.factor[i] = factor;
-  state.is_rescaled = state.is_rescaled || factor != 1.0f;
   state.row_max[i] = top;
-  state.row_top[i] = top > state.row_top[i] ? top : state.row_top[i];
-  state.row_sum[i] = state.row_sum[i] * factor + sum;
+  add_row(i, factor, lanes, state);
 }
 
 /// P, and what earlier sums are multiplied by. A row keeps its reference while no score exceeds it
 /// by more than kSlack: its exponentials then take one pass and nothing is rescaled. Larger weights
 /// cost no precision, they are floats. A row that does exceed it is scaled to the new maximum.
-/// False when one does by so much that it has overflowed: then nothing has been kept, and S has to
-/// be worked out again for a pass that `looks_first` for such rows. Other rows come out the same.
-/// Rows whose slope alone takes them beyond kSlack are looked at first, too.
+/// Returns the rows done: not all where one exceeds it by so much that it has overflowed. From it
+/// on S has to be worked out again for a pass that `looks_first` for such rows. Other rows come out
+/// the same. Rows whose slope alone takes them beyond kSlack are looked at first, too.
 template <class F, class Operands>
-bool try_softmax(const FwdBlock& block, const TileSpan& tile, bool looks_first,
-                 FwdState<Operands>& state) {
+int64_t try_softmax(const FwdBlock& block, const TileSpan& tile, bool looks_first,
+                    FwdState<Operands>& state) {
   constexpr float kSlack = 6;
   constexpr float kLimit = 80;
-  state.is_rescaled = false;
   for (int64_t i = 0; i < tile.m; ++i) {
     const float reference = state.row_max[i];
     const float* s = state.s + i * state.s_ld;
@@ -186,39 +206,35 @@ bool try_softmax(const FwdBlock& block, const TileSpan& tile, bool looks_first,
       }
     }
     auto* p = weights_row(state, i);
-    float top;
-    float sum = exp_row_with_max<F>(s, tile.n, reference, p, &top);
-    state.factor[i] = 1;
-    if (top > reference + kSlack) {
-      if (top > reference + kLimit) return false;
-      const float factor = __builtin_expf((reference - top) * state.unit);
+    RowLanes lanes = exp_row_lanes<F>(s, tile.n, reference, p);
+    float factor = 1;
+    if (any(lanes.top > broadcast(reference + kSlack))) {
+      const float top = reduce_max(lanes.top);
+      if (top > reference + kLimit) return i;
+      factor = __builtin_expf((reference - top) * state.unit);
       for (int64_t j = 0; j < tile.n; j += kLanes) {
         store(p + j, load(p + j) * broadcast(factor));
       }
-      sum *= factor;
-      state.row_sum[i] *= factor;
+      lanes.sum = lanes.sum * broadcast(factor);
       state.row_max[i] = top;
-      state.factor[i] = factor;
-      state.is_rescaled = true;
     }
-    state.row_top[i] = top > state.row_top[i] ? top : state.row_top[i];
-    state.row_sum[i] += sum;
+    add_row(i, factor, lanes, state);
   }
-  return true;
+  return tile.m;
 }
 
-/// The softmax of a tile. Leaves P, row_max, row_sum, and factors where `is_rescaled`.
+/// The softmax of a tile. Leaves P, row_max, row_sums, and factors where `is_rescaled`.
 template <class F, class Operands>
 void online_softmax(const FwdBlock& block, const TileSpan& tile, bool is_full,
                     FwdState<Operands>& state) {
-  const auto bytes = static_cast<size_t>(tile.m) * sizeof(float);
-  __builtin_memcpy(state.saved_max, state.row_max, bytes);
-  __builtin_memcpy(state.saved_sum, state.row_sum, bytes);
-  if (!try_softmax<F>(block, tile, false, state)) {
-    __builtin_memcpy(state.row_max, state.saved_max, bytes);
-    __builtin_memcpy(state.row_sum, state.saved_sum, bytes);
-    compute_scores(block, tile, is_full, state);
-    try_softmax<F>(block, tile, true, state);
+  state.is_rescaled = false;
+  const int64_t done = try_softmax<F>(block, tile, false, state);
+  if (done < tile.m) {
+    FwdState<Operands> rest = rows_from(state, done);
+    const TileSpan span{tile.q_begin + done, tile.m - done, tile.k_begin, tile.n};
+    compute_scores(block, span, is_full, rest);
+    try_softmax<F>(block, span, true, rest);
+    state.is_rescaled = state.is_rescaled || rest.is_rescaled;
   }
   if (!block.rules->has_dropout) return;
   for (int64_t i = 0; i < tile.m; ++i) drop_row(*block.rules, tile, i, state);
@@ -283,21 +299,6 @@ FLASHTILE_INLINE TileSpan trimmed(const FwdBlock& block, TileSpan tile) {
 
 inline constexpr int64_t kMaxParts = 4;  ///< of kPartRows: a block has at most 96 rows
 
-/// The state of rows from `row` of the block on.
-template <class Operands>
-FwdState<Operands> rows_from(const FwdState<Operands>& state, int64_t row) {
-  FwdState<Operands> part = state;
-  part.q += row * state.q_ld;
-  part.p += row * state.s_ld;
-  part.s += row * state.s_ld;
-  part.o += row * state.o_ld;
-  for (float** values : {&part.row_max, &part.row_sum, &part.row_top, &part.factor, &part.saved_max,
-                         &part.saved_sum}) {
-    *values += row;
-  }
-  return part;
-}
-
 /// True where rows of a block see different ranges of keys.
 FLASHTILE_INLINE bool has_diagonal(const FwdBlock& block) {
   const variant::PositionMask& position = block.rules->position;
@@ -332,17 +333,19 @@ void fwd_finish(const FwdBlock& block, FwdState<Operands>& state) {
   float highest = -kInfinity;
   for (int64_t i = 0; i < block.num_rows; ++i) {
     const float row_max = state.row_max[i];
-    float sum = state.row_sum[i];
+    const float row_sum = reduce_add(load(state.row_sums + i * kLanes));
+    const float row_top = reduce_max(load(state.row_tops + i * kLanes));
+    float sum = row_sum;
     float scale = 1;
     float top = row_max;
-    if (state.row_top[i] > highest) highest = state.row_top[i];
+    if (row_top > highest) highest = row_top;
     if (block.sink != -kInfinity) {
       top = sink > row_max ? sink : row_max;
       scale = __builtin_expf((row_max - top) * unit);
       sum = sum * scale + __builtin_expf((sink - top) * unit);
     }
     // Nothing was seen: whatever a product left there, the row is 0. (A NaN sum is no empty row.)
-    if (state.row_sum[i] == 0) fill_row(state.o + i * state.o_ld, block.head_dim_v, 0);
+    if (row_sum == 0) fill_row(state.o + i * state.o_ld, block.head_dim_v, 0);
     const bool is_empty = sum == 0;
     state.factor[i] = is_empty ? 0 : scale * gain / sum;
     state.row_max[i] = is_empty ? -kInfinity : top + __builtin_logf(sum) / unit;
@@ -396,8 +399,8 @@ void fwd_block_of(const FwdBlock& block) {
   fetch_rows({block.out_rows, block.out_dtype, block.out_stride}, block.num_rows, block.head_dim_v);
   Operands::pack_left(q, block.num_rows, block.head_dim, state.q, state.q_ld);
   fill_row(state.row_max, block.num_rows, -kInfinity);
-  fill_row(state.row_sum, block.num_rows, 0);
-  fill_row(state.row_top, block.num_rows, -kInfinity);
+  fill_row(state.row_sums, block.num_rows * kLanes, 0);
+  fill_row(state.row_tops, block.num_rows * kLanes, -kInfinity);
   state.unit = block.rules->is_log2 ? kLn2 : 1.0f;
   // Parts of kPartRows rows, of which some may begin later than others.
   const int64_t part_rows = has_diagonal(block) ? kPartRows : block.num_rows;

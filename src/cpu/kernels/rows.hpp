@@ -79,10 +79,15 @@ float exp_row(const float* s, int64_t n, float reference, T* p) {
   return reduce_add(a + b);
 }
 
-/// As exp_row with the maximum of s besides, in one pass: *top = max(s[0], ..., s[n - 1]), ignoring
-/// NaN. p may be s.
+/// A number for each lane of a row, whose sum or maximum is taken when all tiles have been seen.
+struct RowLanes {
+  Vf sum;  ///< of exponentials
+  Vf top;  ///< of scores, ignoring NaN
+};
+
+/// As exp_row with the maximum of s besides, in one pass. p may be s.
 template <typename F, typename T>
-float exp_row_with_max(const float* s, int64_t n, float reference, T* p, float* top) {
+FLASHTILE_INLINE RowLanes exp_row_lanes(const float* s, int64_t n, float reference, T* p) {
   const Vf ref = broadcast(reference);
   Vf sum_a = zero();
   Vf sum_b = zero();
@@ -109,8 +114,21 @@ float exp_row_with_max(const float* s, int64_t n, float reference, T* p, float* 
     store_flush(p + j, kept);
     (is_odd ? sum_b : sum_a) = (is_odd ? sum_b : sum_a) + kept;
   }
-  *top = reduce_max(max(max_a, max_b));
-  return reduce_add(sum_a + sum_b);
+  return {sum_a + sum_b, max(max_b, max_a)};
+}
+
+/// s[j] -> p = f(s[j] - reference) and dp[j] -> p (dp[j] - delta), 0 where p is, for j < n; both 0
+/// up to padded(n). The backward's exp_row and softmax_grad_row in one pass.
+template <typename F>
+void exp_grad_row(float* s, float* dp, int64_t n, float reference, float delta) {
+  const Vf ref = broadcast(reference);
+  const Vf d = broadcast(delta);
+  for (int64_t j = 0; j < n; j += kLanes) {
+    Vf x = F::of(load(s + j) - ref);
+    if (j + kLanes > n) x = select(first_lanes(n - j), x, zero());
+    store_flush(s + j, x);
+    store_flush(dp + j, select(x == zero(), zero(), x * (load(dp + j) - d)));
+  }
 }
 
 /// x[j] *= factor for j < padded(n).

@@ -16,12 +16,15 @@ inline constexpr int64_t kDecodeKeys = 64;
 /// How much of a tile the queries of a head see.
 enum class TileCover : uint8_t { kNone, kPart, kFull };
 
+/// Lanes of the widest vectors.
+inline constexpr int64_t kMaxLanes = 16;
+
 /// Softmax state of the rows of one group over some keys: sums not divided yet.
 struct DecodeState {
-  float* out;      ///< (rows, out_ld)
-  float* row_max;  ///< the reference that exponentials are taken against
-  float* row_sum;
-  float* row_top;  ///< largest score so far
+  float* out;       ///< (rows, out_ld)
+  float* row_max;   ///< the reference that exponentials are taken against
+  float* row_sums;  ///< of exponentials, (rows, lanes): room for kMaxLanes each
+  float* row_tops;  ///< largest scores so far, the same
 };
 
 /// Query rows to load in the form that tiles read.

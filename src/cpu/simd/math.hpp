@@ -14,13 +14,17 @@ inline constexpr float kLog2e = 1.44269504088896341f;
 inline constexpr float kLn2High = 0.693359375f;
 inline constexpr float kLn2Low = -2.12194440054690583e-4f;
 
+/// Where 2^x is 0 or inf anyway x may be another such number; max and min let a NaN in their second
+/// place pass.
+FLASHTILE_INLINE NearestParts power_parts(Vf x) {
+  if constexpr (kScalesAnyPower) return nearest_parts(x);
+  return nearest_parts(min(broadcast(128.5f), max(broadcast(kZeroPower), x)));
+}
+
 /// 2^x, exactly 1 for x = 0 and 0 for -inf, inf from 2^128 on. Results below 2^-125 may be flushed
 /// to zero.
 FLASHTILE_INLINE Vf exp2(Vf x) {
-  // Beyond these the answer is 0 or inf anyway; max and min let a NaN in their second place pass.
-  const Vf y = min(broadcast(128.5f), max(broadcast(kZeroPower), x));
-  const Vf n = round_nearest(y);
-  const Vf r = y - n;                   // exact, in [-0.5, 0.5]
+  const auto [n, r] = power_parts(x);
   Vf p = broadcast(1.55946781619e-4f);  // 2.6e-9
   p = fma(p, r, broadcast(1.34066439024e-3f));
   p = fma(p, r, broadcast(9.61769297299e-3f));
@@ -33,9 +37,7 @@ FLASHTILE_INLINE Vf exp2(Vf x) {
 
 /// As exp2, with a relative error below 4e-6: enough where the result is rounded to 16 bits.
 FLASHTILE_INLINE Vf exp2_fast(Vf x) {
-  const Vf y = min(broadcast(128.5f), max(broadcast(kZeroPower), x));
-  const Vf n = round_nearest(y);
-  const Vf r = y - n;
+  const auto [n, r] = power_parts(x);
   Vf p = broadcast(9.78291263812e-3f);  // 3.6e-6
   p = fma(p, r, broadcast(5.59768836305e-2f));
   p = fma(p, r, broadcast(2.40207110766e-1f));

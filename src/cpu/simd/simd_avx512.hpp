@@ -82,6 +82,18 @@ FLASHTILE_INLINE Vf round_nearest(Vf a) {
 FLASHTILE_INLINE Vf floor(Vf a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
 }
+/// x as a whole number and a rest in [-0.5, 0.5]; whether that and scale_pow2 take any x, infinite
+/// ones too.
+struct NearestParts {
+  Vf whole, rest;
+};
+inline constexpr bool kScalesAnyPower = true;
+FLASHTILE_INLINE NearestParts nearest_parts(Vf x) {
+  // A rest of 0 for infinities, which leaves them whole.
+  const Vf rest{_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+  return {x - rest, rest};
+}
+
 /// x * 2^n for a whole number n in [kZeroPower, 128]; 2^kZeroPower makes a number in [0.5, 2] zero.
 inline constexpr float kZeroPower = -160.0f;
 FLASHTILE_INLINE Vf scale_pow2(Vf x, Vf n) { return {_mm512_scalef_ps(x.v, n.v)}; }
