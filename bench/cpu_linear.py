@@ -3,7 +3,7 @@
 """Times linear attention on the CPU, beside chunked PyTorch formulations where there are any.
 
     bench/cpu_linear.py [--build build/release] [--out bench/results/cpu_linear.jsonl] [--threads 1]
-                        [--parts grid,lengths,step,scan] [--rounds 5]
+                        [--parts grid,lengths,step,scan,layers] [--rounds 5]
 
 Needs torch and numpy. Parts:
 
@@ -15,6 +15,7 @@ Needs torch and numpy. Parts:
     step     decoding, 64 sequences of 16 heads: `copy_share` is the share of the rate at which
              PyTorch copies as much memory as the states are; by wall time
     scan     4096 rows of 1024 channels
+    layers   2048 rows of what layers have around recurrences, beside PyTorch's functions; slstm
 
 With one thread the processor time of the process is what counts, so that a busy machine changes
 little; with more it is wall time. `share` is the share of the peak of float32 multiply-adds that
@@ -264,7 +265,65 @@ def scan_lines(library, arguments, _):
                    "ns_an_element": round(times["flashtile"][1] * 1e6 / seqlen / channels, 2)}
 
 
-PARTS = {"grid": grid_lines, "lengths": length_lines, "step": step_lines, "scan": scan_lines}
+def layer_problems():
+    """{op: (inputs, options that are on, PyTorch's functions or None)}."""
+    functional, seqlen, heads, dim = torch.nn.functional, 2048, 8, 128
+    make = lambda *shape: torch.randn(1, seqlen, *shape)
+    channels, width = 2048, 4
+
+    def conv(x, weight):
+        padded = functional.pad(x.transpose(1, 2), (width - 1, 0))
+        out = functional.conv1d(padded, weight[:, None], groups=channels)
+        return functional.silu(out).transpose(1, 2)
+
+    def norm(x, z, weight):
+        factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+        return x * factor * weight * functional.silu(z)
+
+    def gate(x, bias, A_log):
+        return -A_log.exp()[:, None] * functional.softplus(x + bias)
+    gates = {"x": make(heads, 1), "bias": torch.randn(heads, 1), "A_log": torch.randn(heads)}
+    cells = {name: make(4, 64) for name in "ifzo"}
+    return {
+        "short_conv": ({"x": make(channels), "weight": torch.randn(channels, width)}, ("silu",),
+                       conv),
+        "gated_norm": ({"x": make(heads, dim), "z": make(heads, dim), "weight": torch.randn(dim)},
+                       (), norm),
+        "log_decay_gate": (gates, (), gate),
+        "feature_map": ({"x": make(heads, dim)}, (), lambda x: functional.elu(x) + 1),
+        "slstm": ({**cells, "weight": torch.randn(4, 4, 64, 64) / 16}, (), None),
+    }
+
+
+def layer_lines(library, arguments, _):
+    for op, (inputs, flags, peer) in layer_problems().items():
+        first = next(iter(inputs.values()))
+        out, dout = torch.full_like(first, float("nan")), torch.randn_like(first)
+        gradients = {"d" + name: torch.full_like(x, float("nan")) for name, x in inputs.items()}
+        forward = library.call(op + "_fwd", {**inputs, "out": out}, flags=flags)
+        backward = library.call(op + "_bwd", {**inputs, "dout": dout, **gradients}, flags=flags)
+        forward()
+        backward()
+        passes = {"fwd": {"flashtile": forward}, "bwd": {"flashtile": backward}}
+        error = None
+        if peer is not None:
+            leaves = [x.detach().requires_grad_(True) for x in inputs.values()]
+            result = peer(*leaves)
+            slopes = lambda: torch.autograd.grad(result, leaves, dout, retain_graph=True)
+            passes["fwd"]["torch"], passes["bwd"]["torch"] = lambda: peer(*inputs.values()), slopes
+            pairs = [(out, result.detach()), *zip(gradients.values(), slopes())]
+            error = max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+            if not error < 1e-4:
+                raise SystemExit(f"{op}: the results differ by {error:.2g}, allowed 1e-4")
+        for what, sides in passes.items():
+            line = {"op": op, "pass": what, "dtype": "f32", "seqlen": 2048, "error": error}
+            for name, times in interleaved(sides, clock_of(arguments), arguments.rounds).items():
+                line[name + "_ms"] = [round(x, 3) for x in times]
+            yield line
+
+
+PARTS = {"grid": grid_lines, "lengths": length_lines, "step": step_lines, "scan": scan_lines,
+         "layers": layer_lines}
 
 
 def measured_peak(build):

@@ -50,8 +50,9 @@ class Library:
         if status != 0:
             raise RuntimeError(self.lib.flashtile_last_error().decode())
 
-    def call(self, op, tensors, causal=None):
-        """A function that runs an op; causal is set where it is given, for not every op has it."""
+    def call(self, op, tensors, causal=None, flags=()):
+        """A function that runs an op; causal is set where it is given, for not every op has it, and
+        flags are options to be turned on."""
         call = ctypes.c_void_p(self.lib.flashtile_call_new(op.encode()))
         for name, value in tensors.items():
             shape = (ctypes.c_int64 * value.dim())(*value.shape)
@@ -61,6 +62,8 @@ class Library:
             self.check(self.lib.flashtile_call_set_tensor(call, name.encode(), ctypes.byref(view)))
         if causal is not None:
             self.check(self.lib.flashtile_call_set_bool(call, b"causal", int(causal)))
+        for flag in flags:
+            self.check(self.lib.flashtile_call_set_bool(call, flag.encode(), 1))
 
         def run(_memory=tensors):  # the call only points at it
             self.check(self.lib.flashtile_call_run(None, call))
