@@ -40,6 +40,11 @@ target_compile_definitions(flashtile_flags
 # -O1 for the library at large keeps the build short; the kernels get more (isa.cmake).
 string(REPLACE "-O3" "-O1" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
 
+# Files take less than a gigabyte each: GCC need not stop to collect what it no longer uses.
+target_compile_options(
+  flashtile_flags
+  INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:--param ggc-min-heapsize=2000000>")
+
 if(FLASHTILE_SANITIZE)
   set(sanitize -fsanitize=${FLASHTILE_SANITIZE} -fno-sanitize-recover=all)
   target_compile_options(flashtile_flags INTERFACE ${sanitize} -fno-omit-frame-pointer -O1 -g1)

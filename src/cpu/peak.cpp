@@ -110,7 +110,7 @@ Peak measure_peak(const Context& context) {
 }
 
 double measure_read_bandwidth(const Context& context) {
-  constexpr int kRuns = 20;  // where others use the memory, few get all of it
+  constexpr int kRuns = 20;                      // where others use the memory, few get all of it
   constexpr int64_t kFloats = int64_t{1} << 25;  // 128 MiB a worker
   const int num_workers = num_workers_of(context);
   // Each part lies in memory that its worker has touched first, and is no page of zeros.
