@@ -88,6 +88,44 @@ TEST_P(SimdRows, ExponentialsAndTheirSum) {
   });
 }
 
+TEST_P(SimdRows, LanesAddUpToTheSumAndTheMaximum) {
+  for_lengths([this](Guarded<float>& row, int64_t n) {
+    if (n > 2) row[1] = -kInf;
+    Guarded<float> expected(table().padded(n));
+    Guarded<float> weights(table().padded(n));
+    const float sum = table().exp2_row(row.data(), n, 1.5f, expected.data());
+    float top = kNan;
+    EXPECT_EQ(table().exp2_row_lanes(row.data(), n, 1.5f, weights.data(), &top), sum);
+    EXPECT_EQ(top, table().row_max_of(row.data(), n, -kInf));
+    for (int64_t j = 0; j < table().padded(n); ++j) EXPECT_EQ(weights[j], expected[j]);
+
+    if (n == 0) return;
+    row[n - 1] = kNan;  // reaches the sum, not the maximum
+    EXPECT_TRUE(std::isnan(table().exp2_row_lanes(row.data(), n, 1.5f, weights.data(), &top)));
+    EXPECT_EQ(top, table().row_max_of(row.data(), n, -kInf));
+  });
+}
+
+TEST_P(SimdRows, WeightsAndTheirGradientInOnePass) {
+  for_lengths([this](Guarded<float>& row, int64_t n) {
+    Guarded<float> dp(table().padded(n));
+    for (int64_t j = 0; j < table().padded(n); ++j) {
+      dp[j] = static_cast<float>(j % 5) - 1.7f;
+      if (j % 4 == 1) row[j] = -kInf;
+      if (j % 8 == 1) dp[j] = kInf;  // what no weight touches may be anything
+    }
+    Guarded<float> weights(table().padded(n));
+    Guarded<float> gradient(table().padded(n));
+    table().exp2_row(row.data(), n, 1.5f, weights.data());
+    table().softmax_grad_row(weights.data(), dp.data(), n, 0.75f, gradient.data());
+    table().exp2_grad_row(row.data(), dp.data(), n, 1.5f, 0.75f);
+    for (int64_t j = 0; j < table().padded(n); ++j) {
+      EXPECT_EQ(row[j], weights[j]) << j;
+      EXPECT_EQ(dp[j], gradient[j]) << j;
+    }
+  });
+}
+
 TEST_P(SimdRows, AVisibleNanReachesTheSum) {
   for (int64_t at = 0; at < 3 * table().lanes; ++at) {
     std::vector<float> row(static_cast<size_t>(3 * table().lanes), 0.0f);

@@ -103,6 +103,9 @@ struct SimdTable {
   float (*exp_row)(const float* s, int64_t n, float reference, float* p);
   float (*exp2_row)(const float* s, int64_t n, float reference, float* p);
   float (*exp2_row_bf16)(const float* s, int64_t n, float reference, cpu::Bf16* p);
+  /// The sum; *top is the maximum.
+  float (*exp2_row_lanes)(const float* s, int64_t n, float reference, float* p, float* top);
+  void (*exp2_grad_row)(float* s, float* dp, int64_t n, float reference, float delta);
   void (*scale_row)(float* x, int64_t n, float factor);
   void (*fill_row)(float* x, int64_t n, float value);
   void (*mask_row_outside)(float* s, int64_t n, int64_t begin, int64_t end);

@@ -245,6 +245,12 @@ inline void fill_rows(testing::SimdTable& t) {
   t.exp_row = exp_row<Exp, float>;
   t.exp2_row = exp_row<Exp2, float>;
   t.exp2_row_bf16 = exp_row<Exp2, Bf16>;
+  t.exp2_row_lanes = [](const float* s, int64_t n, float reference, float* p, float* top) {
+    const RowLanes lanes = exp_row_lanes<Exp2>(s, n, reference, p);
+    *top = reduce_max(lanes.top);
+    return reduce_add(lanes.sum);
+  };
+  t.exp2_grad_row = exp_grad_row<Exp2>;
   t.scale_row = scale_row;
   t.fill_row = fill_row;
   t.mask_row_outside = mask_row_outside;
