@@ -219,10 +219,7 @@ class LayerPartLaunch {
     const int64_t stride = tensor.strides[0] * dtype_bytes(tensor.dtype);
     const char* at = parameter_at(tensor, 0, i);
     for (int64_t n = 0; n < tensor.shape[0]; ++n) {
-      const char* element = at + n * stride;
-      to[n * step] = tensor.dtype == DType::kF32
-                         ? *reinterpret_cast<const float*>(element)
-                         : static_cast<float>(load_float(element, tensor.dtype));
+      to[n * step] = static_cast<float>(load_float(at + n * stride, tensor.dtype));
     }
   }
 
@@ -323,19 +320,14 @@ class LayerPartLaunch {
     std::fill_n(to, problem_.num_past * sizes_.ld, 0.0f);
     if (!tensor) return;
     for_each_of_state(tensor, block, columns, [&](const char* at, int64_t n) {
-      to[n] = tensor.dtype == DType::kF32 ? *reinterpret_cast<const float*>(at)
-                                          : static_cast<float>(load_float(at, tensor.dtype));
+      to[n] = static_cast<float>(load_float(at, tensor.dtype));
     });
   }
   void store_state(const TensorView& tensor, const RowBlock& block, const ColumnBlock& columns,
                    const float* from) const {
     if (!tensor) return;
     for_each_of_state(tensor, block, columns, [&](char* at, int64_t n) {
-      if (tensor.dtype == DType::kF32) {
-        *reinterpret_cast<float*>(at) = from[n];
-      } else {
-        store_float(at, tensor.dtype, static_cast<double>(from[n]));
-      }
+      store_float(at, tensor.dtype, static_cast<double>(from[n]));
     });
   }
 

@@ -16,7 +16,7 @@ inline constexpr float kLn2Low = -2.12194440054690583e-4f;
 
 /// Where 2^x is 0 or inf anyway x may be another such number; max and min let a NaN in their second
 /// place pass.
-FLASHTILE_INLINE NearestParts power_parts(Vf x) {
+FLASHTILE_INLINE NearestParts<Vf> power_parts(Vf x) {
   if constexpr (kScalesAnyPower) return nearest_parts(x);
   return nearest_parts(min(broadcast(128.5f), max(broadcast(kZeroPower), x)));
 }

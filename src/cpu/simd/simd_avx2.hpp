@@ -181,13 +181,9 @@ FLASHTILE_INLINE Vu select(Mf m, Vu if_set, Vu if_clear) {
 FLASHTILE_INLINE Vu round_to_i32(Vf a) { return {_mm256_cvtps_epi32(a.v)}; }
 FLASHTILE_INLINE Vf i32_to_float(Vu a) { return {_mm256_cvtepi32_ps(a.v)}; }
 
-/// x as a whole number and a rest in [-0.5, 0.5]; whether that and scale_pow2 take any x, infinite
-/// ones too.
-struct NearestParts {
-  Vf whole, rest;
-};
+/// Whether nearest_parts and scale_pow2 take any x, infinite ones too.
 inline constexpr bool kScalesAnyPower = false;
-FLASHTILE_INLINE NearestParts nearest_parts(Vf x) {
+FLASHTILE_INLINE NearestParts<Vf> nearest_parts(Vf x) {
   const Vf whole = round_nearest(x);
   return {whole, x - whole};
 }

@@ -82,13 +82,9 @@ FLASHTILE_INLINE Vf round_nearest(Vf a) {
 FLASHTILE_INLINE Vf floor(Vf a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
 }
-/// x as a whole number and a rest in [-0.5, 0.5]; whether that and scale_pow2 take any x, infinite
-/// ones too.
-struct NearestParts {
-  Vf whole, rest;
-};
+/// Whether nearest_parts and scale_pow2 take any x, infinite ones too.
 inline constexpr bool kScalesAnyPower = true;
-FLASHTILE_INLINE NearestParts nearest_parts(Vf x) {
+FLASHTILE_INLINE NearestParts<Vf> nearest_parts(Vf x) {
   // A rest of 0 for infinities, which leaves them whole.
   const Vf rest{_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
   return {x - rest, rest};

@@ -175,13 +175,9 @@ FLASHTILE_INLINE Vu round_to_i32(Vf a) {
   return {reinterpret_cast<UintLanes>(__builtin_convertvector(round_nearest(a).v, IntLanes))};
 }
 
-/// x as a whole number and a rest in [-0.5, 0.5]; whether that and scale_pow2 take any x, infinite
-/// ones too.
-struct NearestParts {
-  Vf whole, rest;
-};
+/// Whether nearest_parts and scale_pow2 take any x, infinite ones too.
 inline constexpr bool kScalesAnyPower = false;
-FLASHTILE_INLINE NearestParts nearest_parts(Vf x) {
+FLASHTILE_INLINE NearestParts<Vf> nearest_parts(Vf x) {
   const Vf whole = round_nearest(x);
   return {whole, x - whole};
 }

@@ -39,4 +39,10 @@ struct E4m3 {
   uint8_t bits;
 };
 
+/// A number as a whole one and a rest in [-0.5, 0.5], in each lane.
+template <class V>
+struct NearestParts {
+  V whole, rest;
+};
+
 }  // namespace flashtile::cpu
