@@ -47,9 +47,17 @@ CASES = {
     "HGRN2Attention": ({"expand_ratio": 8, "use_short_conv": True},
                        {*(f"{name}_proj.weight" for name in "qfio"), "g_norm.weight",
                         *(f"{name}_conv1d.weight" for name in "qfi")}),
+    "Mamba": ({"intermediate_size": 48, "state_size": 6, "dt_rank": 5},
+              {"in_proj.weight", "conv1d.weight", "conv1d.bias", "x_proj.weight", "dt_proj.weight",
+               "dt_proj.bias", "A_log", "D", "out_proj.weight"}),
     "Mamba2": ({"head_dim": 8, "state_size": 6, "n_groups": 2},
                {"in_proj.weight", "conv1d.weight", "conv1d.bias", "dt_bias", "A_log", "D",
                 "norm.weight", "out_proj.weight"}),
+    "RWKV6Attention": ({"num_heads": 2, "proj_low_rank_dim": 4, "gate_low_rank_dim": 6}, {
+        "x_proj.0.linear.weight", "x_proj.0.mu", "x_proj.2.weight", "x_bias", "bonus",
+        *(f"{name}_proj.linear.weight" for name in "rkvg"), "w_proj.linear.lora.0.weight",
+        "w_proj.linear.lora.2.weight", "w_proj.linear.lora.2.bias", "g_norm.weight",
+        "g_norm.bias", "o_proj.weight"}),
     "RWKV7Attention": ({"head_dim": 8}, {
         *(f"x_{name}" for name in "rwkvag"), "k_k", "k_a", "r_k", "r_proj.weight", "k_proj.weight",
         "v_proj.weight", "o_proj.weight", "g_norm.weight", "g_norm.bias", "g_lora.lora.0.weight",
@@ -262,6 +270,59 @@ def test_hgrn_by_hand(name, is_bounded):
     same(found, layer.o_proj(out), 2e-5)
 
 
+def test_mamba_by_hand():
+    layer = make("Mamba")
+    found = layer(hidden())[0]
+    layer, x = layer.double(), hidden().double()
+    u, gate = layer.in_proj(x).split(48, -1)
+    u = functional.pad(u.transpose(1, 2), (3, 0))
+    u = SILU(functional.conv1d(u, layer.conv1d.weight, layer.conv1d.bias,
+                               groups=48)).transpose(1, 2)
+    steps, B, C = layer.x_proj(u).split([5, 6, 6], -1)
+    steps = functional.softplus(layer.dt_proj(steps))
+    state, rows = torch.zeros(2, 48, 6).double(), []
+    for t in range(x.shape[1]):
+        step = steps[:, t, :, None]
+        state = (-step * layer.A_log.exp()).exp() * state + step * u[:, t, :, None] * B[:, t, None]
+        rows.append((state * C[:, t, None]).sum(-1) + layer.D * u[:, t])
+    same(found, layer.out_proj(torch.stack(rows, 1) * SILU(gate)), 2e-5)
+
+
+def test_new_weights_of_mamba():
+    """Step sizes of a row of zeros are between the limits, even in their logarithms."""
+    torch.manual_seed(1)
+    layer = layers.Mamba(hidden_size=32, intermediate_size=4000, dt_min=0.01, dt_max=0.2)
+    steps = functional.softplus(layer.dt_proj.bias)
+    assert 0.01 * (1 - 1e-5) <= steps.min() <= 0.0102
+    assert 0.196 <= steps.max() <= 0.2 * (1 + 1e-5)
+    assert abs(steps.log().mean().exp() / (0.01 * 0.2) ** 0.5 - 1) < 0.05
+    assert layer.dt_rank == 2
+    same(layer.A_log.exp(), torch.arange(1.0, 17.0).expand(4000, 16))
+    fixed = layers.Mamba(hidden_size=32, intermediate_size=8, dt_init="constant", dt_scale=3.0)
+    same(fixed.dt_proj.weight, torch.full((8, 2), 3 / 2 ** 0.5))
+
+
+def test_rwkv6_by_hand():
+    layer = make("RWKV6Attention")
+    found = layer(hidden())[0]
+    layer, x = layer.double(), hidden().double()
+    delta_x = functional.pad(x, (0, 0, 1, -1)) - x
+    first, _, last = layer.x_proj
+    narrow = torch.tanh(first.linear(x + delta_x * first.mu))
+    drawn = {}
+    for n, name in enumerate("rwkvg"):
+        rank = slice(4 * n, 4 * n + 4)
+        mixing = narrow[..., rank] @ last.weight[:, rank].T + layer.x_bias[n]
+        drawn[name] = x + delta_x * mixing
+    r, k, v, g = (drawn[name] @ getattr(layer, f"{name}_proj").linear.weight.T for name in "rkvg")
+    down, _, up = layer.w_proj.linear.lora
+    w = -(torch.tanh(down(drawn["w"])) @ up.weight.T + up.bias).exp()
+    out, _ = loop(split(r, 8), split(k, 8), split(v, 16), split(w, 8), scale=1, bonus=layer.bonus)
+    normed = functional.group_norm(out.flatten(0, 1).flatten(-2), 2, layer.g_norm.weight,
+                                   layer.g_norm.bias, 1e-5).reshape(x.shape)
+    same(found, layer.o_proj(normed * SILU(g)), 2e-5)
+
+
 def test_rwkv7_by_hand():
     layer, first = make("RWKV7Attention"), more_of("RWKV7Attention")["v_first"]
     found, _, _, returned = layer(hidden(), v_first=first)
@@ -338,5 +399,11 @@ def test_refused():
         layers.GatedDeltaNet(hidden_size=32, head_dim=7, expand_v=1.5, num_heads=2)
     with pytest.raises(ValueError, match="gate_fn is 'tan', expected one of"):
         layers.GatedLinearAttention(hidden_size=32, gate_fn="tan")
+    with pytest.raises(ValueError, match="gate_fn is 'tan', expected one of"):
+        layers.RWKV6Attention(hidden_size=32, gate_fn="tan")
+    with pytest.raises(ValueError, match="hidden_act is 'relu', expected 'silu'"):
+        layers.Mamba(hidden_size=32, hidden_act="relu")
+    with pytest.raises(ValueError, match="dt_init is 'zero', expected 'random' or 'constant'"):
+        layers.Mamba(hidden_size=32, dt_init="zero")
     with pytest.raises(ValueError, match="v_first is not given, expected that of layer 0"):
         make("RWKV7Attention")(hidden())

@@ -17,12 +17,12 @@ from flashtile.torch.layers.gated import (
     SimpleGatedLinearAttention,
 )
 from flashtile.torch.layers.hgrn import HGRN2Attention, HGRNAttention
-from flashtile.torch.layers.mamba2 import Mamba2
+from flashtile.torch.layers.mamba import Mamba, Mamba2
 from flashtile.torch.layers.maps import GatedSlotAttention, LinearAttention
 from flashtile.torch.layers.modules import FusedRMSNormGated, RMSNorm, ShortConvolution
-from flashtile.torch.layers.rwkv7 import RWKV7Attention
+from flashtile.torch.layers.rwkv import RWKV6Attention, RWKV7Attention
 
 __all__ = ["DeltaNet", "FusedRMSNormGated", "GatedDeltaNet", "GatedLinearAttention",
            "GatedSlotAttention", "HGRN2Attention", "HGRNAttention", "KimiDeltaAttention",
-           "LayerCache", "LinearAttention", "Mamba2", "MultiScaleRetention", "RMSNorm",
-           "RWKV7Attention", "ShortConvolution", "SimpleGatedLinearAttention"]
+           "LayerCache", "LinearAttention", "Mamba", "Mamba2", "MultiScaleRetention", "RMSNorm",
+           "RWKV6Attention", "RWKV7Attention", "ShortConvolution", "SimpleGatedLinearAttention"]

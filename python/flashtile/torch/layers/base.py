@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from torch.nn import functional
 from flashtile.torch.layers.modules import ShortConvolution
 
 Tensor = torch.Tensor
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "swish": functional.silu, "silu": functional.silu, "sigmoid": torch.sigmoid,
+    "relu": functional.relu, "gelu": functional.gelu, "elu": functional.elu}
 
 
 class LayerCache:
@@ -86,6 +90,11 @@ def heads(x: Tensor, head_dim: int) -> Tensor:
     return x.reshape(*x.shape[:-1], -1, head_dim)
 
 
+def wide(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def whole_number(name: str, value: float) -> int:
     """A width that a ratio gives."""
     if not math.isclose(value, round(value), rel_tol=1e-5):
@@ -93,9 +102,20 @@ def whole_number(name: str, value: float) -> int:
     return round(value)
 
 
-def log_step_sizes(count: int) -> Tensor:
-    """What softplus takes to step sizes between 0.001 and 0.1, even in their logarithms."""
-    steps = torch.exp(torch.rand(count) * math.log(100) + math.log(0.001)).clamp(min=1e-4)
+def activation_of(layer: str, argument: str, name: str) -> Callable[[Tensor], Tensor]:
+    """The function that an argument of a layer names."""
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"{layer}: {argument} is {name!r}, expected one of "
+                         f"{', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def log_step_sizes(count: int, least: float = 0.001, most: float = 0.1,
+                   floor: float = 1e-4) -> Tensor:
+    """What softplus takes to step sizes between `least` and `most`, even in their logarithms, but
+    none below `floor`."""
+    steps = torch.exp(torch.rand(count) * math.log(most / least) + math.log(least))
+    steps = steps.clamp(min=floor)
     return steps + torch.log(-torch.expm1(-steps))
 
 

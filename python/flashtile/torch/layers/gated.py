@@ -11,19 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from flashtile.torch._rows import call, log_decay
-from flashtile.torch.layers.base import RecurrentLayer, Rows, heads, whole_number
+from flashtile.torch.layers.base import RecurrentLayer, Rows, activation_of, heads, whole_number
 from flashtile.torch.layers.modules import FusedRMSNormGated, RMSNorm
 
 Tensor = torch.Tensor
-_ACTIVATIONS = {"swish": functional.silu, "silu": functional.silu, "sigmoid": torch.sigmoid,
-                "relu": functional.relu, "gelu": functional.gelu, "elu": functional.elu}
-
-
-def _activation(layer: str, argument: str, name: str) -> Any:
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"{layer}: {argument} is {name!r}, expected one of "
-                         f"{', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
 
 
 class _GatedLayer(RecurrentLayer):
@@ -44,8 +35,8 @@ class _GatedLayer(RecurrentLayer):
             raise ValueError(f"{kind}: num_heads is {num_heads}, expected a multiple of "
                              f"num_kv_heads, {self.num_kv_heads}")
         self.feature_map_fn = None if feature_map is None else \
-            _activation(kind, "feature_map", feature_map)
-        self.gate_fn = _activation(kind, "gate_fn", gate_fn)
+            activation_of(kind, "feature_map", feature_map)
+        self.gate_fn = activation_of(kind, "gate_fn", gate_fn)
         self.key_dim = whole_number("hidden_size * expand_k", hidden_size * expand_k)
         self.value_dim = whole_number("hidden_size * expand_v", hidden_size * expand_v)
         self.head_k_dim = whole_number("key dim of a head", self.key_dim / num_heads)

@@ -10,12 +10,15 @@ from flashtile.torch.layers import (
     HGRNAttention,
     KimiDeltaAttention,
     LinearAttention,
+    Mamba,
     Mamba2,
     MultiScaleRetention,
+    RWKV6Attention,
     RWKV7Attention,
     SimpleGatedLinearAttention,
 )
 
 __all__ = ["DeltaNet", "GatedDeltaNet", "GatedLinearAttention", "GatedSlotAttention",
-           "HGRN2Attention", "HGRNAttention", "KimiDeltaAttention", "LinearAttention", "Mamba2",
-           "MultiScaleRetention", "RWKV7Attention", "SimpleGatedLinearAttention"]
+           "HGRN2Attention", "HGRNAttention", "KimiDeltaAttention", "LinearAttention", "Mamba",
+           "Mamba2", "MultiScaleRetention", "RWKV6Attention", "RWKV7Attention",
+           "SimpleGatedLinearAttention"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba-2's layer."""
+"""Layers of Mamba and Mamba-2."""
 
 from __future__ import annotations
 
@@ -10,10 +10,90 @@ import torch
 from torch import nn
 
 from flashtile.torch._rows import call
-from flashtile.torch.layers.base import RecurrentLayer, Rows, heads, log_step_sizes, whole_number
+from flashtile.torch.layers.base import (
+    RecurrentLayer,
+    Rows,
+    heads,
+    log_step_sizes,
+    whole_number,
+    wide,
+)
 from flashtile.torch.layers.modules import gated_rms_norm, short_conv
 
 Tensor = torch.Tensor
+
+
+def check_silu(layer: str, hidden_act: str) -> None:
+    """What the convolution and the gate go through, which has no other form."""
+    if hidden_act not in ("silu", "swish"):
+        raise ValueError(f"{layer}: hidden_act is {hidden_act!r}, expected 'silu'")
+
+
+class Mamba(RecurrentLayer):
+    """Mamba's selective scan (arXiv:2312.00752): parameters in_proj (x, gate), conv1d, x_proj (dt,
+    B, C), dt_proj, A_log, D, out_proj.
+
+    Args:
+        hidden_size, intermediate_size, state_size: widths; each of intermediate_size channels has
+            a state of state_size numbers.
+        dt_rank: of the projection to step sizes; "auto": hidden_size / 16.
+        dt_min, dt_max, dt_init_floor: step sizes of new weights, even in their logarithms, and the
+            least of them.
+        dt_init, dt_scale: "random" or "constant" new weights of dt_proj, and their size.
+    """
+
+    def __init__(self, hidden_size: int = 2048, state_size: int = 16, conv_kernel: int = 4,
+                 use_conv_bias: bool = True, intermediate_size: int = 2048,
+                 dt_rank: int | str = "auto", dt_min: float = 0.001, dt_max: float = 0.1,
+                 dt_init: str = "random", dt_scale: float = 1.0, dt_init_floor: float = 1e-4,
+                 use_bias: bool = False, hidden_act: str = "silu",
+                 layer_idx: int | None = None) -> None:
+        super().__init__(layer_idx)
+        check_silu("Mamba", hidden_act)
+        if dt_init not in ("random", "constant"):
+            raise ValueError(f"Mamba: dt_init is {dt_init!r}, expected 'random' or 'constant'")
+        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
+        self.state_size = state_size
+        self.dt_rank = math.ceil(hidden_size / 16) if dt_rank == "auto" else int(dt_rank)
+        self.conv1d = nn.Conv1d(intermediate_size, intermediate_size, conv_kernel,
+                                groups=intermediate_size, bias=use_conv_bias,
+                                padding=conv_kernel - 1)
+        self.in_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=use_bias)
+        self.x_proj = nn.Linear(intermediate_size, self.dt_rank + 2 * state_size, bias=False)
+        self.dt_proj = nn.Linear(self.dt_rank, intermediate_size)
+        size = dt_scale * self.dt_rank ** -0.5
+        with torch.no_grad():
+            self.dt_proj.weight.uniform_(size if dt_init == "constant" else -size, size)
+            self.dt_proj.bias.copy_(
+                log_step_sizes(intermediate_size, dt_min, dt_max, dt_init_floor))
+        rates = torch.arange(1.0, state_size + 1)
+        self.A_log = nn.Parameter(rates.log().repeat(intermediate_size, 1))
+        self.D = nn.Parameter(torch.ones(intermediate_size))
+        self.out_proj = nn.Linear(intermediate_size, hidden_size, bias=use_bias)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = False,
+                output_attentions: bool | None = False,
+                cu_seqlens: Tensor | None = None) -> tuple[Tensor, None, Any]:
+        """(out, None, past_key_values); arguments as for GatedDeltaNet."""
+        rows = Rows.of(hidden_states, attention_mask, cu_seqlens)
+        before, wants = self.state(past_key_values), bool(use_cache)
+        u, gate = self.in_proj(rows.hidden).chunk(2, -1)
+        u, conv_state = short_conv(
+            u, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu",
+            cache=before.get("conv_state"), cu_seqlens=rows.cu_seqlens, return_cache=wants)
+        dt, B, C = torch.split(self.x_proj(u), [self.dt_rank, *2 * [self.state_size]], -1)
+        out, finals = call(
+            "mamba1", {
+                "u": u, "dt": nn.functional.linear(dt, self.dt_proj.weight),
+                "B": heads(B, self.state_size), "C": heads(C, self.state_size), "z": gate,
+                "A": -wide(self.A_log).exp(), "D": self.D, "dt_bias": self.dt_proj.bias,
+                "initial_state": before.get("recurrent_state")},
+            cu_seqlens=rows.cu_seqlens, return_final_state=wants, dt_softplus=True)
+        if wants:
+            self.store(past_key_values, hidden_states.shape[1], recurrent_state=finals[0],
+                       conv_state=conv_state)
+        return rows.padded(self.out_proj(out)), None, past_key_values
 
 
 class GroupedNorm(nn.Module):
@@ -59,8 +139,7 @@ class Mamba2(RecurrentLayer):
         if num_heads not in (None, 0, self.num_heads):
             raise ValueError(f"Mamba2: num_heads is {num_heads}, expected {self.num_heads}, which "
                              "expand * hidden_size / head_dim is")
-        if hidden_act not in ("silu", "swish"):
-            raise ValueError(f"Mamba2: hidden_act is {hidden_act!r}, expected 'silu'")
+        check_silu("Mamba2", hidden_act)
         self.n_groups, self.hidden_act, self.dt_limit = n_groups, hidden_act, dt_limit
         self.D_has_hdim, self.chunk_size = D_has_hdim, chunk_size
         self.conv_dim = self.intermediate_size + 2 * n_groups * state_size
@@ -94,7 +173,7 @@ class Mamba2(RecurrentLayer):
         out, finals = call(
             "mamba2", {
                 "x": heads(x, self.head_dim), "dt": dt, "B": heads(B, self.state_size),
-                "C": heads(C, self.state_size), "A": -self.A_log.float().exp(),
+                "C": heads(C, self.state_size), "A": -wide(self.A_log).exp(),
                 "D": heads(self.D, self.head_dim) if self.D_has_hdim else self.D,
                 "dt_bias": self.dt_bias, "initial_state": before.get("recurrent_state")},
             cu_seqlens=rows.cu_seqlens, return_final_state=wants, dt_softplus=True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RWKV-7's time mixing."""
+"""Time mixing of RWKV-6 and RWKV-7."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 from flashtile.torch._rows import call
-from flashtile.torch.layers.base import RecurrentLayer, Rows, heads, whole_number
+from flashtile.torch.layers.base import (
+    RecurrentLayer,
+    Rows,
+    activation_of,
+    heads,
+    whole_number,
+    wide,
+)
 from flashtile.torch.layers.modules import short_conv
 
 Tensor = torch.Tensor
@@ -35,6 +42,104 @@ class LowRank(nn.Module):
 
 def _rank(given: int | None, factor: float, hidden_size: int) -> int:
     return max(32, round(factor * hidden_size ** 0.5 / 32) * 32) if given is None else given
+
+
+def towards_past(x: Tensor, cache: Tensor | None, cu_seqlens: Tensor | None,
+                 wants_state: bool) -> tuple[Tensor, Tensor | None]:
+    """What each row lacks to the one before it, of (batch, seqlen, hidden_size), and the last row:
+    (sequences, hidden_size), as `cache` is."""
+    taps = torch.tensor([[1.0, -1.0]], device=x.device).expand(x.shape[-1], 2)
+    delta, last = short_conv(x, taps, cache=None if cache is None else cache.unsqueeze(-1),
+                             cu_seqlens=cu_seqlens, cache_width=1, return_cache=wants_state)
+    return delta, None if last is None else last.squeeze(-1)
+
+
+class MixedLinear(nn.Module):
+    """A projection of rows that are drawn towards the one before by a weight for each channel:
+    parameters linear, or linear.lora with a rank, and mu where the weight is not given."""
+
+    def __init__(self, hidden_size: int, out_size: int, rank: int | None = None,
+                 has_mu: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, out_size, bias=False) if rank is None else \
+            LowRank(hidden_size, out_size, rank, "tanh")
+        if has_mu:
+            self.mu = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, x: Tensor, delta: Tensor, mu: Tensor | None = None) -> Tensor:
+        out: Tensor = self.linear(x + delta * (self.mu if mu is None else mu))
+        return out
+
+
+class RWKV6Attention(RecurrentLayer):
+    """RWKV-6's time mixing (arXiv:2404.05892): parameters x_proj, x_bias, r_proj, w_proj, k_proj,
+    v_proj, g_proj, bonus, g_norm, o_proj.
+
+    New weights are made for loading others into: mixing weights begin at 0.
+
+    Args:
+        hidden_size, expand_k, expand_v, num_heads: widths; keys have hidden_size * expand_k
+            channels in all, values hidden_size * expand_v.
+        gate_fn: of the output's gate.
+        proj_low_rank_dim, gate_low_rank_dim: ranks of the mixing weights and of the decay.
+    """
+
+    def __init__(self, mode: str = "chunk", hidden_size: int = 1024, expand_k: float = 0.5,
+                 expand_v: float = 1.0, num_heads: int = 4, gate_fn: str = "swish",
+                 proj_low_rank_dim: int = 32, gate_low_rank_dim: int = 64, fuse_norm: bool = True,
+                 elementwise_affine: bool | None = True, norm_eps: float = 1e-5,
+                 layer_idx: int | None = None) -> None:
+        super().__init__(layer_idx)
+        self.mode, self.hidden_size, self.num_heads = mode, hidden_size, num_heads
+        self.key_dim = whole_number("hidden_size * expand_k", hidden_size * expand_k)
+        self.value_dim = whole_number("hidden_size * expand_v", hidden_size * expand_v)
+        self.head_k_dim = whole_number("key dim of a head", self.key_dim / num_heads)
+        self.head_v_dim = whole_number("value dim of a head", self.value_dim / num_heads)
+        self.gate_fn = activation_of("RWKV6Attention", "gate_fn", gate_fn)
+        self.x_proj = nn.Sequential(
+            MixedLinear(hidden_size, 5 * proj_low_rank_dim, has_mu=True), nn.Tanh(),
+            nn.Linear(5 * proj_low_rank_dim, hidden_size, bias=False))
+        self.x_bias = nn.Parameter(torch.zeros(5, hidden_size))
+        self.r_proj = MixedLinear(hidden_size, self.key_dim)
+        self.w_proj = MixedLinear(hidden_size, self.key_dim, gate_low_rank_dim)
+        self.k_proj = MixedLinear(hidden_size, self.key_dim)
+        self.v_proj = MixedLinear(hidden_size, self.value_dim)
+        self.g_proj = MixedLinear(hidden_size, self.value_dim)
+        self.bonus = nn.Parameter(torch.zeros(num_heads, self.head_k_dim))
+        self.g_norm = nn.GroupNorm(num_heads, self.value_dim, eps=norm_eps,
+                                   affine=bool(elementwise_affine))
+        self.o_proj = nn.Linear(self.value_dim, hidden_size, bias=False)
+
+    def _mixing(self, x: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
+        """Weights of r, w, k, v and g, which depend on the row."""
+        first, tanh, last = self.x_proj
+        narrow = tanh(first(x, delta)).unflatten(-1, (5, -1))
+        spread = last.get_parameter("weight").unflatten(-1, (5, -1))
+        return (torch.einsum("btnr,hnr->btnh", narrow, spread) + self.x_bias).unbind(-2)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
+                past_key_values: Any = None, use_cache: bool | None = False,
+                output_attentions: bool | None = False,
+                cu_seqlens: Tensor | None = None) -> tuple[Tensor, None, Any]:
+        """(out, None, past_key_values); arguments as for GatedDeltaNet."""
+        rows = Rows.of(hidden_states, attention_mask, cu_seqlens)
+        before, wants = self.state(past_key_values), bool(use_cache)
+        x = rows.hidden
+        delta, conv_state = towards_past(x, before.get("conv_state"), rows.cu_seqlens, wants)
+        r, w, k, v, g = (
+            getattr(self, f"{name}_proj")(x, delta, mu)
+            for name, mu in zip("rwkvg", self._mixing(x, delta)))
+        w = -wide(w).exp()
+        out, finals = call(
+            "rwkv6", {"r": heads(r, self.head_k_dim), "k": heads(k, self.head_k_dim),
+                      "v": heads(v, self.head_v_dim), "w": heads(w, self.head_k_dim),
+                      "u_bonus": self.bonus, "initial_state": before.get("recurrent_state")},
+            cu_seqlens=rows.cu_seqlens, return_final_state=wants, scale=1.0)
+        if wants:
+            self.store(past_key_values, hidden_states.shape[1], recurrent_state=finals[0],
+                       conv_state=conv_state)
+        normed = self.g_norm(out.reshape(-1, self.value_dim)).reshape(g.shape)
+        return rows.padded(self.o_proj(normed * self.gate_fn(g))), None, past_key_values
 
 
 class RWKV7Attention(RecurrentLayer):
@@ -91,12 +196,8 @@ class RWKV7Attention(RecurrentLayer):
                wants_state: bool) -> tuple[dict[str, Tensor], Tensor | None]:
         """Each row drawn towards the one before it, for each use; and the last row."""
         x = rows.hidden
-        taps = torch.tensor([[1.0, -1.0]], device=x.device).expand(self.hidden_size, 2)
-        delta, last = short_conv(x, taps, cache=None if cache is None else cache.unsqueeze(-1),
-                                 cu_seqlens=rows.cu_seqlens, cache_width=1,
-                                 return_cache=wants_state)
-        return ({name: x + delta * getattr(self, f"x_{name}") for name in "rwkvag"},
-                None if last is None else last.squeeze(-1))
+        delta, last = towards_past(x, cache, rows.cu_seqlens, wants_state)
+        return {name: x + delta * getattr(self, f"x_{name}") for name in "rwkvag"}, last
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
                 past_key_values: Any = None, use_cache: bool | None = False,
@@ -108,7 +209,7 @@ class RWKV7Attention(RecurrentLayer):
         before, wants = self.state(past_key_values), bool(use_cache)
         mixed, conv_state = self._mixed(rows, before.get("conv_state"), wants)
         r, k, v = self.r_proj(mixed["r"]), self.k_proj(mixed["k"]), self.v_proj(mixed["v"])
-        w = _RATE * self.w_lora(mixed["w"]).float().sigmoid()
+        w = _RATE * wide(self.w_lora(mixed["w"])).sigmoid()
         a = self.a_lora(mixed["a"]).sigmoid()
         if self.layer_idx == 0:
             v_first = rows.padded(v)
