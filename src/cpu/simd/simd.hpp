@@ -42,5 +42,6 @@
 
 #include FLASHTILE_STRINGIZE(FLASHTILE_CONCAT(simd_, FLASHTILE_ISA).hpp)
 
+#include "cpu/simd/bf16.hpp"
 #include "cpu/simd/bytes.hpp"
 #include "cpu/simd/math.hpp"

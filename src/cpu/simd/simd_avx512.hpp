@@ -172,22 +172,8 @@ FLASHTILE_INLINE Vf as_vf(Vu a) { return {_mm512_castsi512_ps(a.v)}; }
 FLASHTILE_INLINE Vu round_to_i32(Vf a) { return {_mm512_cvtps_epi32(a.v)}; }
 FLASHTILE_INLINE Vf i32_to_float(Vu a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
-// ---- 16-bit floats in memory ----
+// ---- halves in memory ----
 
-FLASHTILE_INLINE Vf load(const Bf16* p) { return as_vf(load_u16(&p->bits) << 16); }
-FLASHTILE_INLINE Vf load_partial(const Bf16* p, int64_t count) {
-  return as_vf(load_u16_partial(&p->bits, count) << 16);
-}
-/// The bfloat16 of each lane in its low half: nearest even, NaN made quiet.
-FLASHTILE_INLINE Vu to_bf16_bits(Vf x) {
-  const Vu u = as_vu(x);
-  const Vu rounded = (u + broadcast_u(0x7FFF) + ((u >> 16) & broadcast_u(1))) >> 16;
-  return select(x != x, (u >> 16) | broadcast_u(0x40), rounded);
-}
-FLASHTILE_INLINE void store(Bf16* p, Vf x) { store_u16(&p->bits, to_bf16_bits(x)); }
-FLASHTILE_INLINE void store_partial(Bf16* p, Vf x, int64_t count) {
-  store_u16_partial(&p->bits, to_bf16_bits(x), count);
-}
 FLASHTILE_INLINE Vf load(const F16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
@@ -202,17 +188,6 @@ FLASHTILE_INLINE void store_partial(F16* p, Vf x, int64_t count) {
   _mm256_mask_storeu_epi16(p, first_lanes(count).m,
                            _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-
-/// As store; the Bf16 form may flush subnormals to zero where that is faster.
-FLASHTILE_INLINE void store_flush(float* p, Vf x) { store(p, x); }
-#if defined(__AVX512BF16__)
-FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) {
-  const __m256bh y = _mm512_cvtneps_pbh(x.v);
-  __builtin_memcpy(p, &y, sizeof(y));
-}
-#else
-FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) { store(p, x); }
-#endif
 
 // ---- across lanes ----
 

@@ -19,4 +19,9 @@ FLASHTILE_INLINE Vf dot_pairs(Vu a, Vu b, Vf c) {
 #endif
 }
 
+FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) {
+  const __m256bh y = _mm512_cvtneps_pbh(x.v);
+  __builtin_memcpy(p, &y, sizeof(y));
+}
+
 }  // namespace flashtile::cpu::FLASHTILE_ISA

@@ -175,38 +175,7 @@ FLASHTILE_INLINE Vu round_to_i32(Vf a) {
   return {reinterpret_cast<UintLanes>(__builtin_convertvector(round_nearest(a).v, IntLanes))};
 }
 
-/// Whether nearest_parts and scale_pow2 take any x, infinite ones too.
-inline constexpr bool kScalesAnyPower = false;
-FLASHTILE_INLINE NearestParts<Vf> nearest_parts(Vf x) {
-  const Vf whole = round_nearest(x);
-  return {whole, x - whole};
-}
-
-/// x * 2^n for a whole number n in [kZeroPower, 128]; 2^kZeroPower counts as zero.
-inline constexpr float kZeroPower = -126.0f;
-FLASHTILE_INLINE Vf scale_pow2(Vf x, Vf n) {
-  // 2^128 has no float, so half of the power, then twice that. The large number leaves n + 126 in
-  // the low bits of the sum.
-  const Vu exponent = as_vu(n + broadcast(0x1.8p23f + 126.0f)) << 23;
-  return x * as_vf(exponent) * broadcast(2.0f);
-}
-
-// ---- 16-bit floats in memory ----
-
-FLASHTILE_INLINE Vf load(const Bf16* p) { return as_vf(load_u16(&p->bits) << 16); }
-FLASHTILE_INLINE Vf load_partial(const Bf16* p, int64_t count) {
-  return as_vf(load_u16_partial(&p->bits, count) << 16);
-}
-/// The bfloat16 of each lane in its low half: nearest even, NaN made quiet.
-FLASHTILE_INLINE Vu to_bf16_bits(Vf x) {
-  const Vu u = as_vu(x);
-  const Vu rounded = (u + broadcast_u(0x7FFF) + ((u >> 16) & broadcast_u(1))) >> 16;
-  return select(x != x, (u >> 16) | broadcast_u(0x40), rounded);
-}
-FLASHTILE_INLINE void store(Bf16* p, Vf x) { store_u16(&p->bits, to_bf16_bits(x)); }
-FLASHTILE_INLINE void store_partial(Bf16* p, Vf x, int64_t count) {
-  store_u16_partial(&p->bits, to_bf16_bits(x), count);
-}
+// ---- halves in memory ----
 
 /// The floats of halves in the low part of each lane.
 FLASHTILE_INLINE Vf from_f16_bits(Vu h) {
@@ -244,10 +213,6 @@ FLASHTILE_INLINE void store_partial(F16* p, Vf x, int64_t count) {
   store_u16_partial(&p->bits, to_f16_bits(x), count);
 }
 
-/// As store; the Bf16 form may flush subnormals to zero where that is faster.
-FLASHTILE_INLINE void store_flush(float* p, Vf x) { store(p, x); }
-FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) { store(p, x); }
-
 // ---- across lanes ----
 
 /// Halves are folded onto each other: 2, 1.
@@ -271,3 +236,5 @@ FLASHTILE_INLINE void transpose(Vu (&x)[4]) {
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA
+
+#include "cpu/simd/powers.hpp"
