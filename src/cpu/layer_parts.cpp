@@ -23,30 +23,17 @@ constexpr double kElementWork = 20;
 /// More than a vector of any instruction set, read and written behind the last column.
 constexpr int64_t kRoom = 16;
 
-enum class LayerPart : uint8_t { kShortConv, kLogDecayGate, kGatedNorm, kFeatureMap };
-
-LayerPart layer_part_of(const LinearOp& op) {
-  if (!op.states.empty()) return LayerPart::kShortConv;
-  const auto has = [&](std::string_view name) {
-    return std::any_of(op.inputs.begin(), op.inputs.end(),
-                       [&](const LinearInput& input) { return input.name == name; });
-  };
-  if (has("A_log")) return LayerPart::kLogDecayGate;
-  return has("z") ? LayerPart::kGatedNorm : LayerPart::kFeatureMap;
-}
-
-const LayerPartKernels& layer_part_kernels(const IsaEntry& isa, LayerPart part) {
+const LayerPartKernels& layer_part_kernels(const IsaEntry& isa, LinearFamily part) {
   switch (part) {
-    case LayerPart::kShortConv:
+    case LinearFamily::kShortConv:
       return isa.linear->short_conv;
-    case LayerPart::kLogDecayGate:
+    case LinearFamily::kLogDecayGate:
       return isa.linear->log_decay_gate;
-    case LayerPart::kGatedNorm:
+    case LinearFamily::kGatedNorm:
       return isa.linear->gated_norm;
-    case LayerPart::kFeatureMap:
-      break;
+    default:
+      return isa.linear->feature_map;
   }
-  return isa.linear->feature_map;
 }
 
 FeatureMap feature_map_of(std::string_view name) {
@@ -74,22 +61,22 @@ LayerPartOptions layer_part_options(const LinearProblem& problem, const LinearAr
 
 /// Sizes that a problem gives.
 struct PartSizes {
-  LayerPart part;
+  LinearFamily part;
   int64_t head_dim, num_columns;
   int64_t ld;  ///< of scratch and states
   int64_t num_parameters, parameter_ld;
   bool has_sums;
 
   explicit PartSizes(const LinearProblem& problem)
-      : part(layer_part_of(*problem.op)),
+      : part(problem.op->family),
         head_dim(problem.head_dim),
         num_columns(problem.num_state_heads * problem.head_dim),
         ld(ceil_div(std::max(kLayerPartColumns, head_dim), kRoom) * kRoom) {
-    const bool is_norm = part == LayerPart::kGatedNorm;
-    num_parameters = part == LayerPart::kShortConv      ? problem.num_past + 2
-                     : part == LayerPart::kLogDecayGate ? 2
-                     : is_norm                          ? 1
-                                                        : 0;
+    const bool is_norm = part == LinearFamily::kGatedNorm;
+    num_parameters = part == LinearFamily::kShortConv      ? problem.num_past + 2
+                     : part == LinearFamily::kLogDecayGate ? 2
+                     : is_norm                             ? 1
+                                                           : 0;
     parameter_ld = ceil_div((is_norm ? head_dim : num_columns) + kRoom, kRoom) * kRoom;
     has_sums = problem.pass == LinearPass::kBackward;
   }
@@ -188,7 +175,7 @@ class LayerPartLaunch {
   }
 
   bool mixes_elements() const {
-    return sizes_.part == LayerPart::kGatedNorm || options_.map == FeatureMap::kSoftmax;
+    return sizes_.part == LinearFamily::kGatedNorm || options_.map == FeatureMap::kSoftmax;
   }
   /// True where the elements of all heads lie at one distance.
   bool is_one_row(const TensorView& tensor) const {
@@ -227,15 +214,15 @@ class LayerPartLaunch {
     float* const rows = shared_.parameters;
     const LinearTensors& in = args_.inputs;
     std::fill_n(rows, sizes_.parameter_numbers(), 0.0f);
-    if (sizes_.part == LayerPart::kShortConv) {
+    if (sizes_.part == LinearFamily::kShortConv) {
       for (int64_t p = 0; p <= problem_.num_past; ++p) {
         load_parameter_row(in.weight, p, rows + p * sizes_.parameter_ld, 1);
       }
       load_parameter_row(in.bias, 0, rows + (problem_.num_past + 1) * sizes_.parameter_ld, 1);
-    } else if (sizes_.part == LayerPart::kGatedNorm) {
+    } else if (sizes_.part == LinearFamily::kGatedNorm) {
       if (!in.weight) std::fill_n(rows, sizes_.head_dim, 1.0f);
       load_parameter_row(in.weight, 0, rows, 1);
-    } else if (sizes_.part == LayerPart::kLogDecayGate) {
+    } else if (sizes_.part == LinearFamily::kLogDecayGate) {
       float* const rates = rows + sizes_.parameter_ld;
       for (int64_t i = 0; i < sizes_.head_dim; ++i) {
         load_parameter_row(in.bias, i, rows + i, sizes_.head_dim);
@@ -289,15 +276,16 @@ class LayerPartLaunch {
     chunk.dout = rows(args_.dout, block, columns);
     chunk.dx = rows(args_.gradients.v, block, columns);
     chunk.dz = rows(args_.gradients.z, block, columns);
-    const int64_t parameter =
-        sizes_.part == LayerPart::kGatedNorm ? 0 : columns.head * sizes_.head_dim + columns.first;
+    const int64_t parameter = sizes_.part == LinearFamily::kGatedNorm
+                                  ? 0
+                                  : columns.head * sizes_.head_dim + columns.first;
     chunk.parameters = shared_.parameters + parameter;
     chunk.parameter_ld = sizes_.parameter_ld;
     if (sums != nullptr) chunk.dparameters = sums + parameter;
     chunk.scratch = memory.scratch;
-    if (sizes_.part == LayerPart::kShortConv) load_states(block, columns, memory, chunk);
+    if (sizes_.part == LinearFamily::kShortConv) load_states(block, columns, memory, chunk);
     (sizes_.has_sums ? kernels_.bwd_chunk : kernels_.fwd_chunk)(chunk);
-    if (sizes_.part == LayerPart::kShortConv) store_states(block, columns, memory, chunk);
+    if (sizes_.part == LinearFamily::kShortConv) store_states(block, columns, memory, chunk);
   }
 
   /// Calls visit(address, place among rows of ld) for a block's elements of (sequences, channels,
@@ -374,16 +362,16 @@ class LayerPartLaunch {
 
   void store_sums() const {
     const LinearTensors& gradients = args_.gradients;
-    if (sizes_.part == LayerPart::kShortConv) {
+    if (sizes_.part == LinearFamily::kShortConv) {
       for (int64_t n = 0; n < sizes_.num_columns; ++n) {
         for (int64_t p = 0; p <= problem_.num_past; ++p) {
           store_sum(gradients.weight, n, p, sum_of(p, n));
         }
         store_sum(gradients.bias, n, 0, sum_of(problem_.num_past + 1, n));
       }
-    } else if (sizes_.part == LayerPart::kGatedNorm) {
+    } else if (sizes_.part == LinearFamily::kGatedNorm) {
       for (int64_t i = 0; i < sizes_.head_dim; ++i) store_sum(gradients.weight, i, 0, sum_of(0, i));
-    } else if (sizes_.part == LayerPart::kLogDecayGate) {
+    } else if (sizes_.part == LinearFamily::kLogDecayGate) {
       for (int64_t head = 0; head < problem_.num_state_heads; ++head) {
         double dA_log = 0;
         for (int64_t i = 0; i < sizes_.head_dim; ++i) {

@@ -203,22 +203,27 @@ std::vector<LinearImplementation> cpu_linear_implementations(const LinearOp& op,
       if (is_step) return step_by_forward_list<plan_slots_fwd, launch_slots_fwd>(entries);
       return is_backward ? linear_list<plan_slots_bwd, launch_slots_bwd>(entries)
                          : linear_list<plan_slots_fwd, launch_slots_fwd>(entries);
-    case LinearFamily::kScan:
-      if (!is_scan_of_channels(op)) {
-        return is_step ? step_by_forward_list<plan_slstm, launch_slstm>(entries)
-                       : linear_list<plan_slstm, launch_slstm>(entries);
-      }
+    case LinearFamily::kSlstm:
+      return is_step ? step_by_forward_list<plan_slstm, launch_slstm>(entries)
+                     : linear_list<plan_slstm, launch_slstm>(entries);
+    case LinearFamily::kHgrn:
+    case LinearFamily::kMamba1:
+    case LinearFamily::kRwkv4:
       if (is_step) return step_by_forward_list<plan_scan_fwd, launch_scan_fwd>(entries);
       return is_backward ? linear_list<plan_scan_bwd, launch_scan_bwd>(entries)
                          : linear_list<plan_scan_fwd, launch_scan_fwd>(entries);
-    case LinearFamily::kLayerPart:
+    case LinearFamily::kShortConv:
+    case LinearFamily::kLogDecayGate:
+    case LinearFamily::kGatedNorm:
+    case LinearFamily::kFeatureMap:
       if (is_step && !op.states.empty()) {
         return step_by_forward_list<plan_layer_part, launch_layer_part>(entries);
       }
       return linear_list<plan_layer_part, launch_layer_part>(entries);
-    default:
-      return {};
+    case LinearFamily::kReferenceOnly:
+      break;
   }
+  return {};
 }
 
 }  // namespace flashtile

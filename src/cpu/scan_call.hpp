@@ -14,8 +14,6 @@ namespace flashtile::cpu {
 /// Rows that are worked on together.
 inline constexpr int64_t kScanRows = 32;
 
-/// True for scans whose channels do not mix: all but sLSTM.
-bool is_scan_of_channels(const LinearOp& op);
 const ScanKernels& scan_kernels(const IsaEntry& isa, const LinearOp& op);
 
 /// Channels that are worked on together, of one group.

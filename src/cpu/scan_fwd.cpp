@@ -13,10 +13,8 @@ namespace {
 /// An exponential counts as this many multiply-adds.
 constexpr double kExponentialWork = 10;
 
-bool has_selective_state(const LinearOp& op) { return op.gate == LinearGate::kStep; }
-bool has_mean_state(const LinearOp& op) {
-  return op.gate == LinearGate::kExponential && op.reads_before;
-}
+bool has_selective_state(const LinearOp& op) { return op.family == LinearFamily::kMamba1; }
+bool has_mean_state(const LinearOp& op) { return op.family == LinearFamily::kRwkv4; }
 
 /// Calls visit(address, row, column) for the elements of a block of a state: (sequences, channels),
 /// (sequences, channels, rows) or, of rwkv4, (sequences, rows, channels).
@@ -51,10 +49,6 @@ struct ScanFwdMemory {
 };
 
 }  // namespace
-
-bool is_scan_of_channels(const LinearOp& op) {
-  return has_selective_state(op) || has_mean_state(op) || op.gate == LinearGate::kLogDecay;
-}
 
 const ScanKernels& scan_kernels(const IsaEntry& isa, const LinearOp& op) {
   if (has_selective_state(op)) return isa.linear->mamba1;

@@ -161,6 +161,20 @@ class DocsTest(unittest.TestCase):
                   and re.search(r"\biplr_delta_rule(_fwd|_bwd|_step)?\b", path.read_text())}
         self.assertEqual({path.replace("<family>", "delta") for path in listed}, actual)
 
+    def test_a_recurrence_has_just_the_places_of_its_recipe(self):
+        """The toy op, which is all in one file, needs nothing that is not in the recipe."""
+        recipe = section(read("docs/adding.md"), "## An op of linear attention")
+        listed = dict(re.findall(r"^(\d)\. [^`]*`([^`]+)`", recipe, re.MULTILINE))
+        actual = {path.relative_to(ROOT).as_posix()
+                  for path in (ROOT / "src").rglob("*.?pp")
+                  if re.search(r"\bhgrn_reference\b|HgrnHead", path.read_text())}
+        family = "src/ops/scan/ops.cpp"
+        self.assertEqual(listed["1"].replace("<family>", "scan"), family)
+        self.assertEqual({family, listed["5"], listed["6"]}, actual)
+        for folder in ("src", "include", "cli"):
+            for path in (ROOT / folder).rglob("*.?pp"):
+                self.assertNotIn("leaky_sum", path.read_text(), path)
+
     def test_pages_list_every_op_of_linear_attention(self):
         listing = subprocess.run([PROGRAM, "info"], stdout=subprocess.PIPE, text=True, check=True)
         ops = set(re.findall(r"^(\w+)_step:", listing.stdout, re.MULTILINE))

@@ -8,6 +8,7 @@
 #include "op_runs.hpp"
 #include "ops/linear/table.hpp"
 #include "support/tensor.hpp"
+#include "support/toy_linear_op.hpp"
 
 namespace flashtile::test {
 namespace {
@@ -95,7 +96,10 @@ std::string LinearCase::backward(const std::string& lengths) const {
 }
 
 void for_each_linear_case(const std::function<void(const LinearCase&)>& check) {
-  for (const OpSpec* spec : linear_specs()) {
+  std::vector<const OpSpec*> specs = linear_specs();
+  const std::vector<const OpSpec*>& toy = toy::leaky_sum_specs();
+  specs.insert(specs.end(), toy.begin(), toy.end());
+  for (const OpSpec* spec : specs) {
     if (!spec->name.ends_with("_fwd")) continue;
     for (const bool with_switches : {false, true}) {
       if (with_switches && !has_switches(*spec)) continue;

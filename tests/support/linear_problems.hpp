@@ -27,8 +27,9 @@ struct LinearCase {
   std::string step() const;
 };
 
-/// Calls `check` for one case of each op, and one more with all its switches on where it has any;
-/// failures name the case. One test for all of them, because a case takes less time than a process.
+/// Calls `check` for one case of each op, toy::leaky_sum among them, and one more with all its
+/// switches on where it has any; failures name the case. One test for all of them, because a case
+/// takes less time than a process.
 void for_each_linear_case(const std::function<void(const LinearCase&)>& check);
 
 /// Random inputs. What divides has a divisor that stays away from 0.

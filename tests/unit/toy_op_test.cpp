@@ -5,14 +5,11 @@
 #include "toy_op.hpp"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <filesystem>
 #include <vector>
 
-#include "commands.hpp"
+#include "command_runs.hpp"
 #include "files/safetensors.hpp"
 #include "flashtile/error.hpp"
 #include "flashtile/explain.hpp"
@@ -120,25 +117,6 @@ TEST_F(ToyOpTest, RunsThroughTheCFace) {
   flashtile_call_free(call);
 }
 
-/// Runs the program's own commands; gives the exit code and what they print.
-int run_cli(std::vector<std::string> arguments, std::string* output) {
-  CLI::App app;
-  int exit_code = -1;
-  cli::add_check_command(app, &exit_code);
-  cli::add_explain_command(app, &exit_code);
-  cli::add_info_command(app, &exit_code);
-  std::reverse(arguments.begin(), arguments.end());
-  testing::internal::CaptureStdout();
-  try {
-    app.parse(arguments);
-  } catch (...) {
-    testing::internal::GetCapturedStdout();
-    throw;
-  }
-  *output = testing::internal::GetCapturedStdout();
-  return exit_code;
-}
-
 TEST_F(ToyOpTest, IsCheckedByTheProgram) {
   std::string output;
   const std::vector<const char*> problems = {
@@ -155,22 +133,6 @@ TEST_F(ToyOpTest, IsCheckedByTheProgram) {
   EXPECT_NE(output.find("chosen:  scale_rows_float"), std::string::npos) << output;
   EXPECT_THROW(run_cli({"check", "scale_rows:b2:what"}, &output), Error);
 }
-
-/// A folder that is gone at the end of the test.
-class Folder {
- public:
-  Folder()
-      : path_(std::filesystem::temp_directory_path() /
-              ("flashtile_toy_" + std::to_string(getpid()))) {
-    std::filesystem::create_directory(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string file(const std::string& name) const { return (path_ / name).string(); }
-  std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 void write_golden(const std::string& path, Example& example) {
   const int64_t shape[] = {kBatch, kRows, kCols};

@@ -19,12 +19,21 @@ using LinearImplementation = Implementation<LinearProblem, LinearPlan, LinearArg
 
 /// One family is one recurrence, with one reference and one set of kernels.
 enum class LinearFamily : uint8_t {
-  kScalarDecay,  ///< S = exp(a) S + w k v', a number for a head (src/ops/scalar_decay)
-  kVectorDecay,  ///< S = Diag(exp(g)) S + k v' (src/ops/vector_decay)
-  kSlots,        ///< two of those with a softmax between them (src/ops/vector_decay)
-  kDelta,        ///< what k or a reads of the state is written back (src/ops/delta)
-  kScan,         ///< element by element (src/ops/scan)
-  kLayerPart,    ///< what layers have around these: convolution, gates (src/ops/layer_parts)
+  kReferenceOnly,  ///< a recurrence that no kernel knows: the op's reference runs
+  kScalarDecay,    ///< S = exp(a) S + w k v', a number for a head (src/ops/scalar_decay)
+  kVectorDecay,    ///< S = Diag(exp(g)) S + k v' (src/ops/vector_decay)
+  kSlots,          ///< two of those with a softmax between them (src/ops/vector_decay)
+  kDelta,          ///< what k or a reads of the state is written back (src/ops/delta)
+  // Element by element (src/ops/scan).
+  kHgrn,
+  kMamba1,
+  kRwkv4,
+  kSlstm,
+  // What layers have around these (src/ops/layer_parts).
+  kShortConv,
+  kLogDecayGate,
+  kGatedNorm,
+  kFeatureMap,
 };
 
 /// The ops NAME_fwd, NAME_bwd and NAME_step.
@@ -156,7 +165,7 @@ constexpr LinearState linear_state(std::string_view name, std::string_view shape
 struct LinearOp {
   std::string_view name;  ///< without _fwd, _bwd and _step
   std::string_view doc;
-  LinearFamily family = LinearFamily::kScalarDecay;
+  LinearFamily family = LinearFamily::kReferenceOnly;
   /// Double precision, recurrent, plain loops: what the op means. Not asked for a step.
   LinearImplementation (*reference)(LinearPass pass) = nullptr;
   LinearGate gate = LinearGate::kNone;

@@ -19,6 +19,7 @@ Tensor = torch.Tensor
 class _HgrnLayer(RecurrentLayer):
     """What both have in common: the decay, and what it leaves to the input."""
 
+    o_proj: nn.Module
     op = ""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,

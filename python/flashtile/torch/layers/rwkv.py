@@ -95,6 +95,7 @@ class RWKV6Attention(RecurrentLayer):
         self.value_dim = whole_number("hidden_size * expand_v", hidden_size * expand_v)
         self.head_k_dim = whole_number("key dim of a head", self.key_dim / num_heads)
         self.head_v_dim = whole_number("value dim of a head", self.value_dim / num_heads)
+        self.proj_low_rank_dim = proj_low_rank_dim
         self.gate_fn = activation_of("RWKV6Attention", "gate_fn", gate_fn)
         self.x_proj = nn.Sequential(
             MixedLinear(hidden_size, 5 * proj_low_rank_dim, has_mu=True), nn.Tanh(),
@@ -113,8 +114,8 @@ class RWKV6Attention(RecurrentLayer):
     def _mixing(self, x: Tensor, delta: Tensor) -> tuple[Tensor, ...]:
         """Weights of r, w, k, v and g, which depend on the row."""
         first, tanh, last = self.x_proj
-        narrow = tanh(first(x, delta)).unflatten(-1, (5, -1))
-        spread = last.get_parameter("weight").unflatten(-1, (5, -1))
+        narrow = heads(tanh(first(x, delta)), self.proj_low_rank_dim)
+        spread = heads(last.get_parameter("weight"), self.proj_low_rank_dim)
         return (torch.einsum("btnr,hnr->btnh", narrow, spread) + self.x_bias).unbind(-2)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None,
