@@ -5,10 +5,13 @@ hidden size 2048, bf16; operations are 4 B H S S D, halved when causal.
 
     bench/gpu/forward.py --library build/gpu/libflashtile.so [--json FILE] [--quick] [--peers ...]
         [--implementations attention_fwd_sm90 attention_fwd_portable] [--points FILE --commit ID]
+        [--sustained] [--redo]
 
 Prints one line for each problem; --json writes one JSON line for each (problem, implementation),
 --points one for each problem, with the largest error beside that of a plain implementation in the
-same precision, behind one for the machine.
+same precision, behind one for the machine. --sustained times head_dim 128 at 16k beside a matrix
+product of 8192, each for more than a second, and --redo what tiles cost that have to be worked out
+again; both go into the line for the machine. With --dims and nothing behind it they are all.
 A problem is timed only after its result has been compared with the reference in float32.
 """
 
@@ -56,8 +59,10 @@ def errors(out, q, k, v, causal):
 def write_points(path, points, record, rate, commit):
     with open(path, "w") as file:
         clocks = sorted(point.pop("run_mhz") for point in points)
+        if clocks:
+            record["run_mhz"] = [clocks[0], clocks[-1]]
         file.write(json.dumps({"tokens": TOKENS, "hidden": HIDDEN, **record, "commit": commit,
-                               "run_mhz": [clocks[0], clocks[-1]], "cublas_tflops": rate}) + "\n")
+                               "cublas_tflops": rate}) + "\n")
         for point in points:
             file.write(json.dumps(point) + "\n")
 
@@ -68,6 +73,48 @@ def make_call(lib, q, k, v, causal, implementation):
     call = library.Call(lib, "attention_fwd", {"q": q, "k": k, "v": v, "out": out, "lse": lse},
                         {"causal": "true"} if causal else {}, implementation)
     return call, out
+
+
+def sustained(lib, generator):
+    """The figure that power limits: bf16, head_dim 128, 16k, full, and the matrix product."""
+    q, k, v = inputs(16384, 128, torch.bfloat16, generator)
+    call, _ = make_call(lib, q, k, v, False, None)
+    product, operations = peers.gemm()
+    results = timing.sustained({"attention": call.run, "product": product},
+                               {"attention": 4 * TOKENS * 16384 * HIDDEN, "product": operations})
+    attention, product = results["attention"], results["product"]
+    ratio = attention["tflops"] / product["tflops"]
+    print(f"# sustained for {min(attention['seconds'], product['seconds']):.2f} s: attention "
+          f"{attention['tflops']:.0f} TFLOP/s, products {attention['share']:.3f} of the cycles, "
+          f"{attention['mhz']:.0f} MHz; product {product['tflops']:.0f}, {product['share']:.3f}, "
+          f"{product['mhz']:.0f}; ratio {ratio:.3f}", flush=True)
+    return {name: {key: round(value, 4) for key, value in result.items()}
+            for name, result in results.items()}
+
+
+def redo(lib, generator, seqlen=4096):
+    """What a tile costs that has to be worked out again, of what it costs else: in a share of the
+    heads the first keys, which are visited last, are so large that sums overflow."""
+    costs = {}
+    for dim in (64, 128, 256):
+        functions = {}
+        heads = HIDDEN // dim
+        for failing in (0, heads // 8, heads):
+            q, k, v = inputs(seqlen, dim, torch.bfloat16, generator)
+            q[:, :, :failing] *= 8
+            k[:, :3, :failing] *= 60
+            call, out = make_call(lib, q, k, v, False, "attention_fwd_sm90")
+            call.run()
+            if not out.isfinite().all():
+                raise RuntimeError("a tile that overflows was not worked out again")
+            functions[failing / heads] = call.run
+        times = timing.interleaved(functions)
+        plain = times[0.0]["ms"]
+        costs[dim] = {f"{part:.3f}": round((times[part]["ms"] - plain) / (part * plain), 3)
+                      for part in functions if part > 0}
+        print(f"# d={dim} {seqlen}: a tile that is worked out again costs, by the share of such "
+              f"tiles, {costs[dim]} of a tile's time more", flush=True)
+    return costs
 
 
 def main():
@@ -82,6 +129,8 @@ def main():
                         help="by name; the registry's choice where none is given")
     parser.add_argument("--peers", nargs="*", default=["sdpa-fa2", "sdpa-cudnn"])
     parser.add_argument("--points")
+    parser.add_argument("--sustained", action="store_true")
+    parser.add_argument("--redo", action="store_true")
     parser.add_argument("--commit", help="of what is timed, for --points")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -140,6 +189,10 @@ def main():
                     ratios.append(ratio)
                     line += f"  x fa2 {ratio:.2f}"
                 print(line, flush=True)
+    if args.sustained:
+        record["sustained"] = sustained(lib, generator)
+    if args.redo:
+        record["redo"] = redo(lib, generator)
     if args.points:
         write_points(args.points, points, record, rate, args.commit)
     if ratios:

@@ -1,153 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks and times shapes of the Hopper forward beside each other:
-//   hopper_sweep [--json FILE] [--rounds N] [--dims 64,128,256] [--seqlens 512,2048,16384]
-//     [--check-only] [--compile-only] [--small]
+// Checks and times shapes of the Hopper forward (hopper_variants.hpp) beside each other:
+//   hopper_sweep [--json FILE] [--commit ID] [--rounds N] [--dims 64,128,256]
+//     [--seqlens 512,2048,16384] [--masks full,causal] [--shapes WORD,WORD...]
+//     [--check-only] [--time-only] [--compile-only] [--small]
 // First all kernels are compiled, several at a time; --compile-only needs no GPU. Then each shape
 // is checked (--small: on few and small problems) in a process of its own, against attention in
 // float64 and the portable kernel: a shape that hangs, or fails, is left out. The others are timed
-// (16k tokens, hidden size 2048, bf16) in rounds in which each is timed once.
+// (16k tokens, hidden size 2048, bf16) in rounds in which each is timed once. --shapes takes those
+// whose names hold one of the words. --json writes a line for the machine and one for each shape of
+// each problem; "planned" are those that the library takes.
 #include <signal.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <iostream>
-#include <limits>
-#include <memory>
-#include <random>
+#include <map>
+#include <optional>
 #include <sstream>
-#include <string>
-#include <thread>
-#include <vector>
 
-#include "core/float16.hpp"
 #include "cuda/jit/kernel.hpp"
 #include "cuda/jit/kernel_store.hpp"
 #include "cuda/jit/program.hpp"
 #include "cuda/launch/attention_fwd_sm90.hpp"
-#include "cuda/runtime/launch.hpp"
-#include "device_timing.hpp"
-#include "flashtile/attention.hpp"
 #include "flashtile/error.hpp"
+#include "hopper_call.hpp"
+#include "hopper_variants.hpp"
 
 namespace {
 
 using namespace flashtile;
-using bench::milliseconds;
-using device::Sm90Reference;
+using namespace flashtile::bench;
 
 constexpr int64_t kTokens = 16384;
 constexpr int64_t kHidden = 2048;
-constexpr int64_t kMib = int64_t{1} << 20;
 constexpr int kCheckSeconds = 40;
-constexpr int kTimeSeconds = 150;
+constexpr int kTimeSeconds = 300;
 constexpr int kLaunchSeconds = 20;
 constexpr int kSlowFactor = 30;  ///< of --small, which is meant for slow devices
 
-struct Variant {
-  std::string name;
-  cuda::Sm90Tiling tiling;
-  DType dtype = DType::kBF16;
+struct Settings {
+  std::string json, commit, shapes;
+  std::string dims = "64,128,256", seqlens = "512,2048,16384", masks = "full,causal";
+  std::string rounds = "5";
+  bool check_only = false, time_only = false, compile_only = false, is_small = false;
 };
-
-struct Problem {
-  int64_t batch, heads, heads_kv, seqlen_q, seqlen_k;
-  bool causal;
-  float magnitude = 1;  ///< of queries
-  float outlier = 1;    ///< times which the first keys are larger
-};
-
-cuda::Sm90Tiling tiling(int dim, int warpgroups, int block_n, int stages, Sm90Reference reference,
-                        int copy_registers, int compute_registers) {
-  cuda::Sm90Tiling made;
-  made.shape = {dim, dim, block_n, warpgroups, stages, dim > 128 ? 1 : 2};
-  made.reference = reference;
-  made.query_in_registers = dim == 128;
-  made.takes_turns = dim <= 128;
-  made.holds_back = dim == 128 && reference != Sm90Reference::kMaximum;
-  made.copy_registers = copy_registers;
-  made.compute_registers = compute_registers;
-  made.section_bytes = 32 * kMib;
-  return made;
-}
-
-template <class Change>
-Variant changed(Variant variant, const std::string& name, const Change& change) {
-  variant.name += name;
-  change(variant.tiling);
-  return variant;
-}
-
-std::vector<Variant> variants_of(int64_t dim) {
-  constexpr Sm90Reference kMaximum = Sm90Reference::kMaximum;
-  constexpr Sm90Reference kFirst = Sm90Reference::kFirstBlock;
-  constexpr Sm90Reference kZero = Sm90Reference::kZero;
-  const auto small_section = [](cuda::Sm90Tiling& t) { t.section_bytes = 8 * kMib; };
-  // Less than 0: tiles are dealt out in turns.
-  const auto is_static = [](cuda::Sm90Tiling& t) { t.section_bytes = -32 * kMib; };
-  const auto small_static = [](cuda::Sm90Tiling& t) { t.section_bytes = -8 * kMib; };
-  const auto no_turns = [](cuda::Sm90Tiling& t) { t.takes_turns = false; };
-  if (dim == 64) {
-    const Variant base = {"3x128 first", tiling(64, 3, 128, 2, kFirst, 32, 160)};
-    const Variant small = {"4x64 first", tiling(64, 4, 64, 4, kFirst, 32, 112)};
-    const Variant zero = {"4x64 zero", tiling(64, 4, 64, 4, kZero, 32, 112)};
-    return {base,
-            {"3x128 zero", tiling(64, 3, 128, 2, kZero, 32, 160)},
-            {"3x128 maximum", tiling(64, 3, 128, 2, kMaximum, 32, 160)},
-            {"3x128 maximum f16", tiling(64, 3, 128, 2, kMaximum, 32, 160), DType::kF16},
-            {"2x128 first", tiling(64, 2, 128, 2, kFirst, 40, 232)},
-            small,
-            zero,
-            {"4x64 maximum f16", tiling(64, 4, 64, 4, kMaximum, 32, 112), DType::kF16},
-            {"4x64 first, 3 stages", tiling(64, 4, 64, 3, kFirst, 32, 112)},
-            {"3x128 first, 3 stages", tiling(64, 3, 128, 3, kFirst, 32, 160)},
-            changed(zero, " no-turns", no_turns),
-            changed(zero, " 8MB", small_section),
-            changed(zero, " static 8MB", small_static),
-            changed(base, " no-turns", no_turns),
-            changed(base, " static", is_static),
-            changed(small, " 8MB", small_section)};
-  }
-  if (dim == 128) {
-    const Variant base = {"2x128 first", tiling(128, 2, 128, 2, kFirst, 40, 232)};
-    const Variant zero = {"2x128 zero", tiling(128, 2, 128, 2, kZero, 40, 232)};
-    return {base,
-            zero,
-            {"2x128 maximum", tiling(128, 2, 128, 2, kMaximum, 40, 232)},
-            {"2x128 maximum f16", tiling(128, 2, 128, 2, kMaximum, 40, 232), DType::kF16},
-            changed(base, " free", [](cuda::Sm90Tiling& t) { t.holds_back = false; }),
-            changed(base, " q-shared",
-                    [](cuda::Sm90Tiling& t) { t.query_in_registers = t.holds_back = false; }),
-            changed(base, " no-turns", no_turns),
-            changed(base, " static", is_static),
-            changed(zero, " no-turns", no_turns),
-            changed(zero, " 8MB", small_section),
-            {"2x64 zero, 4 stages", tiling(128, 2, 64, 4, kZero, 40, 232)},
-            changed({"3x64 zero, 3 stages", tiling(128, 3, 64, 3, kZero, 32, 160)}, " q-shared",
-                    [](cuda::Sm90Tiling& t) { t.query_in_registers = t.holds_back = false; }),
-            changed(zero, " static 8MB", small_static)};
-  }
-  const Variant zero = {"2x64 zero", tiling(256, 2, 64, 2, kZero, 40, 232)};
-  const Variant base = {"2x64 first", tiling(256, 2, 64, 2, kFirst, 40, 232)};
-  return {base,
-          {"2x80 first", tiling(256, 2, 80, 2, kFirst, 40, 232)},
-          {"2x80 zero", tiling(256, 2, 80, 2, kZero, 40, 232)},
-          {"2x80 maximum", tiling(256, 2, 80, 2, kMaximum, 40, 232)},
-          {"2x64 maximum f16", tiling(256, 2, 64, 2, kMaximum, 40, 232), DType::kF16},
-          zero,
-          changed(zero, " 8MB", small_section),
-          changed(zero, " static 8MB", small_static),
-          changed(base, " static", is_static),
-          changed(base, " turns", [](cuda::Sm90Tiling& t) { t.takes_turns = true; })};
-}
 
 /// Small ones with ragged ends, rows without keys, groups of heads, tiles that fail, then one that
 /// keeps every multiprocessor busy for several tiles.
@@ -161,222 +60,7 @@ std::vector<Problem> problems() {
           {5, 40, 40, 640, 520, false}};
 }
 
-// --------------------------------------------------------------------------------------- memory
-
-void* allocate(int64_t bytes, const Context& context) {
-  const cuda::CurrentContext current(context);
-  cuda::driver::Address address = 0;
-  current.driver().check(current.api().cuMemAlloc(&address, static_cast<size_t>(bytes)), "memory");
-  return reinterpret_cast<void*>(address);
-}
-
-void wait(const Context& context) {
-  const cuda::CurrentContext current(context);
-  current.driver().check(current.api().cuStreamSynchronize(nullptr), "waiting");
-}
-
-template <class T>
-void upload(void* target, const std::vector<T>& values, const Context& context) {
-  const cuda::CurrentContext current(context);
-  current.driver().check(
-      current.api().cuMemcpyHtoDAsync(reinterpret_cast<cuda::driver::Address>(target),
-                                      values.data(), values.size() * sizeof(T), nullptr),
-      "copy");
-  wait(context);
-}
-
-template <class T>
-std::vector<T> download(const void* source, int64_t count, const Context& context) {
-  std::vector<T> values(static_cast<size_t>(count));
-  const cuda::CurrentContext current(context);
-  current.driver().check(current.api().cuMemcpyDtoHAsync(
-                             values.data(), reinterpret_cast<cuda::driver::Address>(source),
-                             values.size() * sizeof(T), nullptr),
-                         "copy");
-  wait(context);
-  return values;
-}
-
-uint16_t rounded(float value, DType dtype) {
-  return dtype == DType::kBF16 ? float_to_bf16(value) : float_to_f16(value);
-}
-float widened(uint16_t bits, DType dtype) {
-  return dtype == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
-}
-
-/// Ends the process when a step takes too long: a kernel that hangs cannot be stopped otherwise.
-class Watchdog {
- public:
-  explicit Watchdog(int seconds) : seconds_(seconds) {
-    std::thread([this] {
-      while (true) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        const int64_t deadline = deadline_;
-        if (deadline == 0 || now() < deadline) continue;
-        std::printf("# HANGS: %s\n", text_.c_str());
-        std::fflush(stdout);
-        ::_exit(3);
-      }
-    }).detach();
-  }
-  void begin(const std::string& text) {
-    deadline_ = 0;
-    text_ = text;
-    deadline_ = now() + seconds_ * 1000;
-  }
-  void end() { deadline_ = 0; }
-
- private:
-  static int64_t now() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(
-               std::chrono::steady_clock::now().time_since_epoch())
-        .count();
-  }
-  int64_t seconds_;
-  std::atomic<int64_t> deadline_{0};
-  std::string text_;
-};
-
-/// A call on the device: tensors, the plan of a variant, and what it is compared with.
-class Call {
- public:
-  Call(const Problem& problem, int64_t dim, DType dtype, const Context& context)
-      : problem_(problem), dim_(dim), dtype_(dtype), context_(context) {
-    // Numbers come again after a while, of which no tensor's rows are a multiple.
-    static const std::vector<float> pool = [] {
-      constexpr size_t kPool = 1048583;
-      std::mt19937 generator(1);
-      std::normal_distribution<float> normal;
-      std::vector<float> made(kPool);
-      for (float& number : made) number = normal(generator);
-      return made;
-    }();
-    size_t next = static_cast<size_t>(problem.seqlen_q * 7 + problem.seqlen_k) % pool.size();
-    const auto fill = [&](std::vector<uint16_t>& to, int64_t rows, int64_t heads, float magnitude,
-                          float outlier) {
-      to.resize(static_cast<size_t>(problem.batch * rows * heads * dim));
-      for (size_t i = 0; i < to.size(); ++i) {
-        const int64_t row = static_cast<int64_t>(i) / (heads * dim) % rows;
-        to[i] = rounded(pool[next] * magnitude * (row < 3 ? outlier : 1.0f), dtype);
-        next = next + 1 == pool.size() ? 0 : next + 1;
-      }
-    };
-    fill(q_, problem.seqlen_q, problem.heads, problem.magnitude, 1);
-    fill(k_, problem.seqlen_k, problem.heads_kv, 1, problem.outlier);
-    fill(v_, problem.seqlen_k, problem.heads_kv, 1, 1);
-    args_.q = tensor(problem.seqlen_q, problem.heads, &q_);
-    args_.k = tensor(problem.seqlen_k, problem.heads_kv, &k_);
-    args_.v = tensor(problem.seqlen_k, problem.heads_kv, &v_);
-    args_.out = tensor(problem.seqlen_q, problem.heads, nullptr);
-    const int64_t rows = problem.batch * problem.heads * problem.seqlen_q;
-    args_.lse = TensorView(allocate(rows * 4, context), DType::kF32,
-                           {problem.batch, problem.heads, problem.seqlen_q});
-    args_.lse.device = context.device;
-    args_.causal = problem.causal;
-  }
-
-  const AttentionArgs& args() const { return args_; }
-  AttentionProblem made_problem() const {
-    AttentionProblem made = make_attention_problem(args_, /*is_backward=*/false);
-    made.gpu = &gpu_model(made.device);
-    return made;
-  }
-
-  void clear() {
-    cuda::fill_bytes(args_.out.data, 0xff, static_cast<size_t>(args_.out.numel() * 2), context_);
-    cuda::fill_bytes(args_.lse.data, 0xff, static_cast<size_t>(args_.lse.numel() * 4), context_);
-  }
-  std::vector<uint16_t> out() const {
-    return download<uint16_t>(args_.out.data, args_.out.numel(), context_);
-  }
-  std::vector<float> lse() const {
-    return download<float>(args_.lse.data, args_.lse.numel(), context_);
-  }
-
-  /// Attention in float64 of one row: out, and lse behind it.
-  std::vector<double> expected(int64_t b, int64_t h, int64_t row) const {
-    const int64_t head_kv = h / (problem_.heads / problem_.heads_kv);
-    const auto at = [&](const std::vector<uint16_t>& from, int64_t rows, int64_t heads, int64_t r,
-                        int64_t head, int64_t c) {
-      return double{
-          widened(from[static_cast<size_t>(((b * rows + r) * heads + head) * dim_ + c)], dtype_)};
-    };
-    const int64_t end = problem_.causal
-                            ? std::clamp<int64_t>(row + 1 + problem_.seqlen_k - problem_.seqlen_q,
-                                                  0, problem_.seqlen_k)
-                            : problem_.seqlen_k;
-    std::vector<double> logits(static_cast<size_t>(end));
-    double top = -std::numeric_limits<double>::infinity();
-    for (int64_t key = 0; key < end; ++key) {
-      double sum = 0;
-      for (int64_t c = 0; c < dim_; ++c) {
-        sum += at(q_, problem_.seqlen_q, problem_.heads, row, h, c) *
-               at(k_, problem_.seqlen_k, problem_.heads_kv, key, head_kv, c);
-      }
-      logits[static_cast<size_t>(key)] = sum / std::sqrt(static_cast<double>(dim_));
-      top = std::max(top, logits[static_cast<size_t>(key)]);
-    }
-    std::vector<double> result(static_cast<size_t>(dim_) + 1, 0.0);
-    double total = 0;
-    for (int64_t key = 0; key < end; ++key) {
-      const double weight = std::exp(logits[static_cast<size_t>(key)] - top);
-      total += weight;
-      for (int64_t c = 0; c < dim_; ++c) {
-        result[static_cast<size_t>(c)] +=
-            weight * at(v_, problem_.seqlen_k, problem_.heads_kv, key, head_kv, c);
-      }
-    }
-    for (int64_t c = 0; c < dim_ && total > 0; ++c) result[static_cast<size_t>(c)] /= total;
-    result.back() = total > 0 ? top + std::log(total) : -std::numeric_limits<double>::infinity();
-    return result;
-  }
-
-  int64_t row_number(int64_t b, int64_t row, int64_t h) const {
-    return (b * problem_.seqlen_q + row) * problem_.heads + h;
-  }
-  int64_t lse_number(int64_t b, int64_t row, int64_t h) const {
-    return (b * problem_.heads + h) * problem_.seqlen_q + row;
-  }
-
- private:
-  TensorView tensor(int64_t rows, int64_t heads, const std::vector<uint16_t>* values) {
-    const int64_t count = problem_.batch * rows * heads * dim_;
-    void* memory = allocate(count * 2, context_);
-    if (values != nullptr) upload(memory, *values, context_);
-    TensorView made(memory, dtype_, {problem_.batch, rows, heads, dim_});
-    made.device = context_.device;
-    return made;
-  }
-
-  Problem problem_;
-  int64_t dim_;
-  DType dtype_;
-  const Context& context_;
-  std::vector<uint16_t> q_, k_, v_;
-  AttentionArgs args_;
-};
-
-cuda::Sm90ForwardPlan plan_of(const AttentionProblem& problem, const Variant& variant) {
-  cuda::Sm90Tiling made = variant.tiling;
-  made.is_dynamic = problem.window_right.has_value() && made.section_bytes >= 0;
-  made.section_bytes = std::abs(made.section_bytes);
-  return cuda::make_sm90_plan(problem, made);
-}
-
 // ---------------------------------------------------------------------------------------- check
-
-struct Device {
-  Device() {
-    constexpr int64_t kWorkspaceBytes = int64_t{1} << 26;
-    context.device = {DeviceType::kCuda, 0};
-    context.workspace = allocate(kWorkspaceBytes, context);
-    context.workspace_bytes = static_cast<size_t>(kWorkspaceBytes);
-    cuda::fill_bytes(context.workspace, 0xa5, static_cast<size_t>(kWorkspaceBytes), context);
-    current = std::make_unique<cuda::CurrentContext>(context);
-  }
-  Context context;
-  std::unique_ptr<cuda::CurrentContext> current;  ///< calls then find one
-};
 
 std::string text_of(const Problem& p) {
   std::ostringstream text;
@@ -460,7 +144,7 @@ bool check_problem(const Problem& problem, int64_t dim, const Variant& variant,
 
 int check(int64_t dim, size_t index, bool is_small) {
   const Variant variant = variants_of(dim)[index];
-  Device device;
+  CallDevice device;
   Watchdog watchdog(is_small ? kLaunchSeconds * kSlowFactor : kLaunchSeconds);
   bool is_good = true;
   for (const Problem& problem : problems()) {
@@ -475,42 +159,74 @@ int check(int64_t dim, size_t index, bool is_small) {
 struct Candidate {
   std::string name;
   std::function<void()> run;
-  std::vector<double> times;
+  bool is_planned = false;
+  DType dtype = DType::kBF16;
+  std::vector<double> times = {};
 
   double median() const { return bench::median(times); }
 };
 
-void time_point(int64_t dim, int64_t seqlen, bool causal, const std::vector<size_t>& indices,
-                int rounds, const std::string& json, const Context& context, Watchdog& watchdog) {
-  const Problem problem = {kTokens / seqlen, kHidden / dim, kHidden / dim, seqlen, seqlen, causal};
-  Call call(problem, dim, DType::kBF16, context);
-  Call half(problem, dim, DType::kF16, context);
-  const AttentionProblem made = call.made_problem();
-  const AttentionProblem made_half = half.made_problem();
+/// True when two plans run the same kernel on the same tiles in the same order.
+bool are_alike(const cuda::Sm90ForwardPlan& a, const KernelChoice& of_a,
+               const cuda::Sm90ForwardPlan& b, const KernelChoice& of_b) {
+  return of_a.source == of_b.source && a.section_pairs == b.section_pairs &&
+         a.last_section == b.last_section;
+}
+
+/// The candidates of a problem: the portable kernel, the variants, and what the library plans where
+/// that is none of them.
+std::vector<Candidate> candidates_of(const Call& call, const Call& half,
+                                     const std::vector<Variant>& variants, const Context& context) {
   std::vector<Candidate> candidates;
   Context portable = context;
   portable.implementation = "attention_fwd_portable";
-  candidates.push_back({"portable",
-                        [&] {
+  candidates.push_back({"portable", [&call, portable] {
                           attention_fwd(call.args().q, call.args().k, call.args().v,
                                         call.args().out, call.args().lse, call.args(), portable);
-                        },
-                        {}});
-  const std::vector<Variant> variants = variants_of(dim);
-  for (const size_t index : indices) {
-    const Variant& variant = variants[index];
-    const bool is_half = variant.dtype == DType::kF16;
-    const AttentionProblem& of = is_half ? made_half : made;
-    const AttentionArgs& args = is_half ? half.args() : call.args();
-    const cuda::Sm90ForwardPlan plan = plan_of(of, variant);
-    const auto kernels = cuda::sm90_kernels(of, plan);
+                        }});
+  const auto add = [&](const std::string& name, const Call& of, const cuda::Sm90ForwardPlan& plan) {
+    const AttentionProblem problem = of.made_problem();
+    const auto kernels = cuda::sm90_kernels(problem, plan);
+    const cuda::Sm90ForwardPlan chosen =
+        cuda::make_sm90_plan(problem, cuda::choose_sm90_tiling(problem));
+    const bool is_planned =
+        are_alike(plan, kernels.back(), chosen, cuda::sm90_kernels(problem, chosen).back());
     cuda::get_kernel(kernels.front().source, context);
-    candidates.push_back({variant.name,
-                          [&of, &args, plan, kernels, &context] {
-                            cuda::launch_sm90_plan(of, plan, kernels, args, context);
+    candidates.push_back({name,
+                          [&of, problem, plan, kernels, &context] {
+                            cuda::launch_sm90_plan(problem, plan, kernels, of.args(), context);
                           },
-                          {}});
+                          is_planned, problem.dtype});
+  };
+  for (const Variant& variant : variants) {
+    const Call& of = variant.dtype == DType::kF16 ? half : call;
+    try {
+      add(variant.name, of, plan_of(of.made_problem(), variant));
+    } catch (const Error& error) {
+      std::printf("# %s: %s\n", variant.name.c_str(), error.what());
+    }
   }
+  for (const Call* of : {&call, &half}) {
+    const DType dtype = of->made_problem().dtype;
+    bool is_asked_for = false, has_planned = false;
+    for (const Candidate& candidate : candidates) {
+      if (candidate.name == "portable" || candidate.dtype != dtype) continue;
+      is_asked_for = true;
+      has_planned = has_planned || candidate.is_planned;
+    }
+    if (!is_asked_for || has_planned) continue;
+    add(dtype == DType::kF16 ? "plan f16" : "plan", *of,
+        cuda::make_sm90_plan(of->made_problem(), cuda::choose_sm90_tiling(of->made_problem())));
+  }
+  return candidates;
+}
+
+void time_point(int64_t dim, int64_t seqlen, bool causal, const std::vector<Variant>& variants,
+                int rounds, const std::string& json, const Context& context, Watchdog& watchdog) {
+  const Problem problem = {kTokens / seqlen, kHidden / dim, kHidden / dim, seqlen, seqlen, causal};
+  const Call call(problem, dim, DType::kBF16, context);
+  const Call half(problem, dim, DType::kF16, context);
+  std::vector<Candidate> candidates = candidates_of(call, half, variants, context);
   const double work = 4.0 * static_cast<double>(kTokens) * static_cast<double>(seqlen) *
                       static_cast<double>(kHidden) * (causal ? 0.5 : 1.0);
   const int repeats = std::clamp(static_cast<int>(1.2e13 / work), 3, 200);
@@ -525,18 +241,21 @@ void time_point(int64_t dim, int64_t seqlen, bool causal, const std::vector<size
     }
   }
   std::sort(candidates.begin(), candidates.end(),
-            [](Candidate& a, Candidate& b) { return a.median() < b.median(); });
+            [](const Candidate& a, const Candidate& b) { return a.median() < b.median(); });
   std::ofstream file;
   if (!json.empty()) file.open(json, std::ios::app);
   for (Candidate& candidate : candidates) {
+    const auto [least, most] = std::minmax_element(candidate.times.begin(), candidate.times.end());
     const double tflops = work / candidate.median() * 1e-9;
-    std::printf("d=%ld causal=%d s=%ld %7.1f TFLOP/s (%.1f to %.1f)  %s\n", dim, causal, seqlen,
-                tflops, work / candidate.times.back() * 1e-9, work / candidate.times.front() * 1e-9,
-                candidate.name.c_str());
+    std::printf("d=%ld causal=%d s=%ld %7.1f TFLOP/s (%.1f to %.1f) %8.4f ms  %s%s\n", dim, causal,
+                seqlen, tflops, work / *most * 1e-9, work / *least * 1e-9, candidate.median(),
+                candidate.name.c_str(), candidate.is_planned ? "  [planned]" : "");
     if (file.is_open()) {
       file << "{\"head_dim\": " << dim << ", \"causal\": " << (causal ? "true" : "false")
-           << ", \"seqlen\": " << seqlen << ", \"variant\": \"" << candidate.name
-           << "\", \"tflops\": " << tflops << ", \"ms\": " << candidate.median() << "}\n";
+           << ", \"seqlen\": " << seqlen << ", \"dtype\": \"" << dtype_name(candidate.dtype)
+           << "\", \"shape\": \"" << candidate.name << "\", \"ms\": " << candidate.median()
+           << ", \"tflops\": " << std::round(tflops * 10) / 10
+           << ", \"planned\": " << (candidate.is_planned ? "true" : "false") << "}\n";
     }
   }
   std::fflush(stdout);
@@ -549,24 +268,60 @@ std::vector<int64_t> numbers(const std::string& text) {
   return list;
 }
 
-int time_all(int64_t dim, const std::string& index_text, const std::string& seqlens, int rounds,
-             const std::string& json) {
-  std::vector<size_t> indices;
-  for (const int64_t index : numbers(index_text)) indices.push_back(static_cast<size_t>(index));
+/// In a process of its own.
+int time_all(int64_t dim, const std::string& index_text, const Settings& settings) {
+  std::vector<Variant> variants;
+  for (const int64_t index : numbers(index_text)) {
+    variants.push_back(variants_of(dim)[static_cast<size_t>(index)]);
+  }
   for (const bool causal : {false, true}) {
-    for (const int64_t seqlen : numbers(seqlens)) {
-      Device device;
+    if (settings.masks.find(causal ? "causal" : "full") == std::string::npos) continue;
+    for (const int64_t seqlen : numbers(settings.seqlens)) {
+      CallDevice device;
       Watchdog watchdog(kLaunchSeconds);
-      time_point(dim, seqlen, causal, indices, rounds, json, device.context, watchdog);
+      time_point(dim, seqlen, causal, variants, std::stoi(settings.rounds), settings.json,
+                 device.context, watchdog);
     }
   }
   return 0;
 }
 
+/// The line for the machine.
+void write_machine(const Settings& settings) {
+  std::string values;
+  if (FILE* tool = ::popen("nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.max.sm "
+                           "--format=csv,noheader,nounits -i 0",
+                           "r")) {
+    char line[256] = {};
+    if (std::fgets(line, sizeof line, tool) != nullptr) values = line;
+    ::pclose(tool);
+  }
+  std::istringstream words(values);
+  std::vector<std::string> parts(4);
+  for (std::string& part : parts) {
+    std::getline(words >> std::ws, part, ',');
+    while (!part.empty() && std::isspace(static_cast<unsigned char>(part.back()))) part.pop_back();
+  }
+  std::ofstream(settings.json) << "{\"tokens\": " << kTokens << ", \"hidden\": " << kHidden
+                               << ", \"device\": \"" << parts[0] << "\", \"driver\": \"" << parts[1]
+                               << "\", \"sm_mhz\": \"" << parts[2] << "\", \"max_sm_mhz\": \""
+                               << parts[3] << "\", \"commit\": \"" << settings.commit << "\"}\n";
+}
+
 // -------------------------------------------------------------------------------------- compile
 
+/// One of the words of --shapes is in the name.
+bool is_wanted(const Variant& variant, const Settings& settings) {
+  if (settings.shapes.empty()) return true;
+  std::istringstream words(settings.shapes);
+  for (std::string word; std::getline(words, word, ',');) {
+    if (variant.name.find(word) != std::string::npos) return true;
+  }
+  return false;
+}
+
 /// Compiles all kernels into the cache and prints what they take.
-int compile(const std::vector<int64_t>& dims) {
+int compile(const Settings& settings) {
   struct Job {
     std::string name;
     KernelChoice kernel;
@@ -574,8 +329,9 @@ int compile(const std::vector<int64_t>& dims) {
   };
   std::vector<Job> jobs;
   const GpuModel& gpu = *named_gpu_model("sm_90a");
-  for (const int64_t dim : dims) {
+  for (const int64_t dim : numbers(settings.dims)) {
     for (const Variant& variant : variants_of(dim)) {
+      if (!is_wanted(variant, settings)) continue;
       for (const bool causal : {false, true}) {
         AttentionProblem problem;
         problem.gpu = &gpu;
@@ -636,66 +392,93 @@ int run_child(const std::vector<std::string>& arguments, int seconds) {
   return -1;
 }
 
+/// What the words of the command line say; empty where one is unknown.
+std::optional<Settings> parse(const std::vector<std::string>& words) {
+  Settings settings;
+  const std::map<std::string, std::string*> texts = {
+      {"--json", &settings.json},       {"--commit", &settings.commit},
+      {"--shapes", &settings.shapes},   {"--dims", &settings.dims},
+      {"--seqlens", &settings.seqlens}, {"--masks", &settings.masks},
+      {"--rounds", &settings.rounds}};
+  const std::map<std::string, bool*> flags = {{"--check-only", &settings.check_only},
+                                              {"--time-only", &settings.time_only},
+                                              {"--compile-only", &settings.compile_only},
+                                              {"--small", &settings.is_small}};
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (const auto flag = flags.find(words[i]); flag != flags.end()) {
+      *flag->second = true;
+    } else if (const auto text = texts.find(words[i]);
+               text != texts.end() && i + 1 < words.size()) {
+      *text->second = words[++i];
+    } else {
+      std::cerr << "hopper_sweep: what is '" << words[i] << "'?\n";
+      return {};
+    }
+  }
+  return settings;
+}
+
+/// Checks and times the shapes of a head dim; false where one is wrong.
+bool sweep(int64_t dim, const Settings& settings, const std::vector<std::string>& words) {
+  const auto run_part = [&](std::vector<std::string> arguments, int seconds) {
+    arguments.insert(arguments.begin(), "hopper_sweep");
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    return run_child(arguments, seconds);
+  };
+  const std::vector<Variant> variants = variants_of(dim);
+  bool is_good = true;
+  std::string good;
+  for (size_t n = 0; n < variants.size(); ++n) {
+    if (!is_wanted(variants[n], settings)) continue;
+    if (!settings.time_only) {
+      const int status = run_part({"check-child", std::to_string(dim), std::to_string(n)},
+                                  kCheckSeconds * (settings.is_small ? kSlowFactor : 1));
+      std::printf("%s d=%ld %s (%d)\n", status == 0 ? "GOOD" : "FAIL", dim,
+                  variants[n].name.c_str(), status);
+      is_good = is_good && status == 0;
+      if (status != 0) continue;
+    }
+    good += (good.empty() ? "" : ",") + std::to_string(n);
+  }
+  if (settings.check_only || good.empty()) return is_good;
+  const int status = run_part({"time-child", std::to_string(dim), good}, kTimeSeconds);
+  if (status != 0) std::printf("# timing of d=%ld ended with %d\n", dim, status);
+  return is_good;
+}
+
+/// A part of the sweep, in a process of its own.
+int run_as_child(const std::vector<std::string>& words, const Settings& settings) {
+  if (words[0] == "compile-child") return compile(settings);
+  const int64_t dim = std::stoll(words[1]);
+  if (words[0] == "time-child") return time_all(dim, words[2], settings);
+  return check(dim, static_cast<size_t>(std::stoll(words[2])), settings.is_small);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::string json, dims = "64,128,256", seqlens = "512,2048,16384", rounds = "5";
-  bool check_only = false, compile_only = false, is_small = false;
   std::vector<std::string> words(argv + 1, argv + argc);
+  std::vector<std::string> child;
+  if (!words.empty() && words[0].ends_with("-child")) {
+    child.assign(words.begin(), words.begin() + 3);
+    words.erase(words.begin(), words.begin() + 3);
+  }
+  const std::optional<Settings> settings = parse(words);
+  if (!settings) return 2;
   try {
-    if (words.size() == 4 && words[0] == "check-child") {
-      return check(std::stoll(words[1]), static_cast<size_t>(std::stoll(words[2])),
-                   words[3] == "small");
+    if (!child.empty()) return run_as_child(child, *settings);
+    std::vector<std::string> compile = {"hopper_sweep", "compile-child", "", ""};
+    compile.insert(compile.end(), words.begin(), words.end());
+    run_child(compile, kTimeSeconds);
+    if (settings->compile_only) return 0;
+    if (!settings->json.empty()) write_machine(*settings);
+    bool is_good = true;
+    for (const int64_t dim : numbers(settings->dims)) {
+      is_good = sweep(dim, *settings, words) && is_good;
     }
-    if (words.size() == 6 && words[0] == "time-child") {
-      return time_all(std::stoll(words[1]), words[2], words[3], std::stoi(words[4]), words[5]);
-    }
-    if (words.size() == 2 && words[0] == "compile-child") return compile(numbers(words[1]));
+    return is_good ? 0 : 1;
   } catch (const std::exception& error) {
     std::printf("# %s\n", error.what());
     return 1;
   }
-  for (size_t i = 0; i < words.size(); ++i) {
-    const bool has_value = i + 1 < words.size();
-    if (words[i] == "--check-only") {
-      check_only = true;
-    } else if (words[i] == "--small") {
-      is_small = true;
-    } else if (words[i] == "--compile-only") {
-      compile_only = true;
-    } else if (words[i] == "--json" && has_value) {
-      json = words[++i];
-    } else if (words[i] == "--dims" && has_value) {
-      dims = words[++i];
-    } else if (words[i] == "--seqlens" && has_value) {
-      seqlens = words[++i];
-    } else if (words[i] == "--rounds" && has_value) {
-      rounds = words[++i];
-    } else {
-      std::cerr << "hopper_sweep: what is '" << words[i] << "'?\n";
-      return 2;
-    }
-  }
-  run_child({"hopper_sweep", "compile-child", dims}, kTimeSeconds);
-  if (compile_only) return 0;
-  bool is_good = true;
-  for (const int64_t dim : numbers(dims)) {
-    const std::vector<Variant> variants = variants_of(dim);
-    std::string good;
-    for (size_t n = 0; n < variants.size(); ++n) {
-      const int status = run_child({"hopper_sweep", "check-child", std::to_string(dim),
-                                    std::to_string(n), is_small ? "small" : "all"},
-                                   is_small ? kCheckSeconds * kSlowFactor : kCheckSeconds);
-      std::printf("%s d=%ld %s (%d)\n", status == 0 ? "GOOD" : "FAIL", dim,
-                  variants[n].name.c_str(), status);
-      is_good = is_good && status == 0;
-      if (status == 0) good += (good.empty() ? "" : ",") + std::to_string(n);
-    }
-    if (check_only || good.empty()) continue;
-    const int status =
-        run_child({"hopper_sweep", "time-child", std::to_string(dim), good, seqlens, rounds, json},
-                  kTimeSeconds);
-    if (status != 0) std::printf("# timing of d=%ld ended with %d\n", dim, status);
-  }
-  return is_good ? 0 : 1;
 }

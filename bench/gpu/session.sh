@@ -2,17 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Everything that needs a GPU, in one go: builds, checks, then times. Results go to $OUT.
-#   bench/gpu/session.sh [build] [golden] [check] [sweep] [forward] [options] [hopper_options]
-#     [decode] [backward_sweep] [backward]                                      (default: all)
+#   bench/gpu/session.sh [build] [golden] [check] [sweep] [hopper_sweep] [forward] [options]
+#     [hopper_options] [decode] [backward_sweep] [backward]                     (default: all)
 # $BUILD may hold programs that were built on another machine (flashtile,
-# forward_sweep, backward_sweep, libflashtile.so.X.Y.Z): leave `build` out then.
+# forward_sweep, hopper_sweep, backward_sweep, libflashtile.so.X.Y.Z): leave `build` out then.
 set -u
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-/tmp/flashtile-gpu}
 BUILD=${BUILD:-build/gpu}
 mkdir -p "$OUT"
 export FLASHTILE_CACHE_DIR=${FLASHTILE_CACHE_DIR:-$OUT/../flashtile-cache}
-parts=${*:-build golden check sweep forward options hopper_options decode backward_sweep backward}
+parts=${*:-build golden check sweep hopper_sweep forward options hopper_options decode \
+  backward_sweep backward}
 jobs=$(nproc)
 
 has() { [[ " $parts " == *" $1 "* ]]; }
@@ -29,7 +30,7 @@ if has build; then
   # The program needs CLI11 and nlohmann-json, which may not be there.
   cmake --build "$BUILD" -j "$jobs" --target flashtile_cli >> "$OUT/cmake.log" 2>&1 ||
     echo "no program: $(grep -m1 'no CLI' "$OUT/cmake.log")"
-  for sweep in forward_sweep backward_sweep; do
+  for sweep in forward_sweep hopper_sweep backward_sweep; do
     g++ -std=c++20 -O2 -Iinclude -Isrc "bench/gpu/$sweep.cpp" "$BUILD/libflashtile_internal.a" \
       -fopenmp -ldl -lpthread -o "$BUILD/$sweep" || exit 1
   done
@@ -54,10 +55,16 @@ if has sweep; then
   "$BUILD/forward_sweep" --json "$OUT/sweep.jsonl" 2>&1 | tee "$OUT/sweep.txt" | awk '
     { key = $1 $2 $3; if (count[key]++ < 4 || /^#/) print }'
 fi
+if has hopper_sweep; then
+  step hopper_sweep
+  "$BUILD/hopper_sweep" --json "$OUT/hopper_sweep.jsonl" --commit "$(git rev-parse --short HEAD)" \
+    2>&1 | tee "$OUT/hopper_sweep.txt" | grep 'FAIL\|planned'
+fi
 if has forward; then
   step forward
   library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
-  python3 bench/gpu/forward.py --library "$library" --json "$OUT/forward.jsonl" 2>&1 |
+  python3 bench/gpu/forward.py --library "$library" --json "$OUT/forward.jsonl" --sustained --redo \
+    --points "$OUT/points.jsonl" --commit "$(git rev-parse --short HEAD)" 2>&1 |
     tee "$OUT/forward.txt"
 fi
 if has options; then

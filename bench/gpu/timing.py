@@ -7,6 +7,8 @@ import statistics
 
 import torch
 
+import cycles
+
 
 class Rotation:
     """Copies of a problem that are used in turns, so that none finds its inputs in the L2 cache."""
@@ -66,6 +68,30 @@ def interleaved(functions, rounds=7, round_ms=30.0):
         if all(clocks[name]):
             results[name]["run_mhz"] = statistics.median(clocks[name])
     return results
+
+
+def sustained(functions, operations, seconds=1.0, rounds=3):
+    """Each function for at least so long without a pause, in turns, an even number of times first
+    and last: {name: {"tflops", "share", "mhz", "seconds"}}, medians over the rounds. `share` is
+    that of all cycles of the multiprocessors which products of 16-bit floats need at the least."""
+    counter = cycles.CycleCounter()
+    samples = {name: [] for name in functions}
+    for round_idx in range(rounds):
+        names = list(functions)
+        for name in names if round_idx % 2 == 0 else reversed(names):
+            run = functions[name]
+            run()
+            once = milliseconds(run, 3)
+            repeats = int(seconds * 1e3 / once * 1.15) + 1
+            first = counter.read()
+            ms = milliseconds(run, repeats)
+            last = counter.read()
+            passed, mhz = cycles.between(first, last)
+            samples[name].append({
+                "tflops": operations[name] / ms * 1e-9, "mhz": mhz, "seconds": ms * repeats / 1e3,
+                "share": cycles.share(operations[name] * repeats, counter.num_sms, passed)})
+    return {name: {key: statistics.median(sample[key] for sample in of_name)
+                   for key in of_name[0]} for name, of_name in samples.items()}
 
 
 def device_record():
