@@ -146,6 +146,44 @@ TEST(Sm90Plan, FitsRegistersAndSharedMemory) {
   }
 }
 
+Sm90ForwardPlan causal_plan(int64_t batch_size, int64_t num_heads, int64_t seqlen, int64_t dim) {
+  AttentionProblem problem;
+  problem.gpu = named_gpu_model("sm_90a");
+  problem.dtype = DType::kBF16;
+  problem.batch_size = batch_size;
+  problem.num_heads = problem.num_heads_kv = num_heads;
+  problem.max_seqlen_q = problem.max_seqlen_k = seqlen;
+  problem.head_dim = problem.head_dim_v = dim;
+  problem.window_right = 0;
+  return make_sm90_plan(problem, choose_sm90_tiling(problem));
+}
+
+/// All pairs are in a section; the last one holds short tiles for all CTAs where the cache does.
+TEST(Sm90Plan, EndsWithShortTilesWhereTheCacheHoldsTheirKeys) {
+  constexpr int64_t kMost = int64_t{40} << 20;
+  for (const int64_t dim : {64, 128, 256}) {
+    for (const int64_t seqlen : {100, 512, 1024, 4096, 16384}) {
+      for (const int64_t batch_size : {1, 3, 32}) {
+        SCOPED_TRACE(testing::Message() << dim << " " << seqlen << " " << batch_size);
+        const Sm90ForwardPlan plan = causal_plan(batch_size, 16, seqlen, dim);
+        const int64_t left = plan.num_pairs - plan.last_section * plan.section_pairs;
+        EXPECT_GT(left, 0);
+        const int64_t head_bytes = seqlen * dim * 4;
+        if (left > plan.section_pairs) {
+          EXPECT_LE(left * head_bytes, kMost);
+        } else {
+          // Another section with it would be too much, or there is none, or it has enough tiles.
+          EXPECT_TRUE(plan.last_section == 0 || left * plan.num_m_blocks >= 4 * plan.num_ctas ||
+                      (left + plan.section_pairs) * head_bytes > kMost);
+        }
+      }
+    }
+  }
+  const Sm90ForwardPlan plan = causal_plan(32, 16, 512, 128);
+  EXPECT_GE((plan.num_pairs - plan.last_section * plan.section_pairs) * plan.num_m_blocks,
+            4 * plan.num_ctas);
+}
+
 TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
   if (Nvrtc::get() == nullptr) GTEST_SKIP() << Nvrtc::fault();
   if (!Nvrtc::get()->knows("sm_90a")) GTEST_SKIP() << "this NVRTC does not know sm_90a";

@@ -2,9 +2,11 @@
 #include "cuda/launch/attention_fwd_sm90.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <random>
 
 #include "cuda/jit/kernel.hpp"
 #include "cuda/launch/attention_params.hpp"
@@ -44,21 +46,28 @@ device::TensorMapParam tensor_map(const TensorView& tensor, int box_rows) {
   return param;
 }
 
+/// An even number for each launch, far from what memory holds by chance, and not 0.
+uint64_t next_launch() {
+  static std::atomic<uint64_t> next{uint64_t{std::random_device{}()} << 32 | 2};
+  return next.fetch_add(2, std::memory_order_relaxed);
+}
+
 device::Sm90GridParam grid_param(const AttentionProblem& problem, const Sm90ForwardPlan& plan,
                                  char* workspace) {
   device::Sm90GridParam grid;
-  const int64_t left = plan.num_pairs % plan.section_pairs;
   grid.tiles_per_section = divisor_param(plan.section_pairs * plan.num_m_blocks);
   grid.pairs_per_section = divisor_param(plan.section_pairs);
-  grid.pairs_of_last_section = divisor_param(left > 0 ? left : plan.section_pairs);
+  grid.pairs_of_last_section =
+      divisor_param(plan.num_pairs - plan.last_section * plan.section_pairs);
   grid.heads = divisor_param(problem.num_heads);
   grid.group_size = divisor_param(problem.group_size());
-  grid.num_pairs = static_cast<unsigned int>(plan.num_pairs);
+  grid.last_section = static_cast<unsigned int>(plan.last_section);
   grid.num_m_blocks = static_cast<int>(plan.num_m_blocks);
   grid.num_tiles = static_cast<int>(plan.num_tiles);
   grid.descending = plan.has_diagonal ? 1 : 0;
-  if (plan.num_taken.bytes > 0) {
-    grid.num_taken = reinterpret_cast<unsigned int*>(workspace + plan.num_taken.offset);
+  if (plan.counter.bytes > 0) {
+    grid.counter = reinterpret_cast<device::Sm90TileCounter*>(workspace + plan.counter.offset);
+    grid.launch = next_launch();
   }
   if (plan.next_failed.bytes > 0) {
     grid.next_failed = reinterpret_cast<int*>(workspace + plan.next_failed.offset);
@@ -155,7 +164,6 @@ void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& pl
   for (const KernelChoice& kernel : kernels) {
     functions.push_back(&get_kernel(kernel.source, context));
   }
-  if (plan.num_taken.bytes > 0) fill_bytes(params.grid.num_taken, 0, 4, context);
   for (size_t n = 0; n < kernels.size(); ++n) {
     const bool is_last = n + 1 == kernels.size();
     void* first = is_last ? static_cast<void*>(&params) : static_cast<void*>(&params.call);

@@ -192,10 +192,11 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   shape.head_dim_v = padded_head_dim(problem.head_dim_v);
   const int largest = std::max(shape.head_dim, shape.head_dim_v);
   const bool is_short = problem.max_seqlen_k <= 2048;
-  // Taking tiles costs a memset in front; dealing tiles of unequal length out in turns costs more.
+  // Taking tiles costs an atomic for each; dealing tiles of unequal length out in turns costs more.
   tiling.is_dynamic = problem.window_right.has_value() || problem.attention_chunk ||
                       has_own_lengths(problem) || flags.has_block_map();
   tiling.section_bytes = (problem.max_seqlen_k <= 512 ? 8 : 32) * kMib;
+  tiling.last_section_bytes = 40 * kMib;
   tiling.reference = choose_reference(problem, flags);
   const bool follows = tiling.reference == Sm90Reference::kMaximum;
   // Registers for more than an exponential of each score.
@@ -228,6 +229,8 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
       shape.block_n = is_one_option ? 96 : 64;
     }
     tiling.query_in_registers = !is_heavy;
+    // The next queries come before results of the tile before have left.
+    if (shape.block_n == 128) shape.num_query_buffers = 3;
     tiling.holds_back = !follows && !is_heavy;
     // Few keys give their values exactly, which takes weights of 1.
     const bool has_many_keys = problem.max_seqlen_k >= shape.block_n;
@@ -236,6 +239,8 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   }
   shape.num_query_buffers = 1;
   shape.block_n = problem.max_seqlen_k <= 8192 || is_heavy || finds_pages ? 64 : 80;
+  // Pieces of 16 bytes, and memory beside two stages of 64 keys.
+  shape.warps_store = shape.block_n == 64 && problem.head_dim_v % 8 == 0;
   tiling.takes_turns = false;
   return tiling;
 }
@@ -263,9 +268,17 @@ Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling
         (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.dtype);
     const int64_t heads_kv = std::max<int64_t>(1, tiling.section_bytes / head_bytes);
     plan.section_pairs = std::min(heads_kv * problem.group_size(), plan.num_pairs);
+    // Four tiles for each CTA, where their keys stay in the cache together.
+    const int64_t most_pairs = tiling.last_section_bytes / head_bytes * problem.group_size();
+    const int64_t wanted = std::min(ceil_div(4 * plan.num_ctas, plan.num_m_blocks), most_pairs);
+    plan.last_section = std::max<int64_t>(0, plan.num_pairs - wanted) / plan.section_pairs;
+    if (plan.num_pairs - plan.last_section * plan.section_pairs > most_pairs) ++plan.last_section;
+    plan.last_section = std::min(plan.last_section, (plan.num_pairs - 1) / plan.section_pairs);
+  } else {
+    plan.last_section = plan.num_pairs - 1;
   }
   WorkspaceRegions regions;
-  if (tiling.is_dynamic) plan.num_taken = regions.take(4);
+  if (tiling.is_dynamic) plan.counter = regions.take(sizeof(device::Sm90TileCounter));
   if (plan.can_fail) plan.next_failed = regions.take(plan.num_tiles * 4);
   plan.listed = regions.take(plan.blocks.list_bytes());
   plan.map = regions.take(plan.blocks.map_bytes(plan.num_m_blocks));
@@ -289,6 +302,7 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
       config_int("kNumWarpgroups", shape.num_warpgroups) +
       config_int("kNumStages", shape.num_stages) +
       config_int("kNumQueryBuffers", shape.num_query_buffers) +
+      config_bool("kWarpsStore", shape.warps_store) +
       "  static constexpr Reference kReference = Reference::" +
       std::string(references[static_cast<size_t>(tiling.reference)]) + ";\n" +
       config_bool("kCanFail", plan.can_fail) + config_bool("kHasDiagonal", plan.has_diagonal) +

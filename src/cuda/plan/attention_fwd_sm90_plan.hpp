@@ -24,6 +24,8 @@ struct Sm90Tiling {
   int copy_registers = 0;
   int compute_registers = 0;
   int64_t section_bytes = 0;  ///< keys and values of the heads that are worked on together
+  /// The same of the last ones, more of them: so that all CTAs end with short tiles.
+  int64_t last_section_bytes = 0;
 };
 
 struct Sm90ForwardPlan {
@@ -33,11 +35,12 @@ struct Sm90ForwardPlan {
   int64_t num_m_blocks = 0;
   int64_t num_pairs = 0;  ///< (batch, head)
   int64_t section_pairs = 1;
+  int64_t last_section = 0;  ///< number of the section that holds all pairs from its first one on
   int64_t num_tiles = 0;
   int64_t num_ctas = 0;
   bool can_fail = false;  ///< tiles may have to be worked out again
   BlockMapPlan blocks;
-  WorkspaceRegion num_taken, next_failed, listed, map;
+  WorkspaceRegion counter, next_failed, listed, map;
   int64_t workspace_bytes = 0;
 };
 

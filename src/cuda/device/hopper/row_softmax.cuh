@@ -97,9 +97,10 @@ struct RowSoftmax {
     return any_lane(has_sums);
   }
 
-  /// Logits become weights, in place, and are summed.
-  template <int kCount>
-  FLASHTILE_DEVICE void weigh(float (&logits)[kCount], float scale, bool has_reference) {
+  /// Logits become weights, in place, and are summed. References may be other than 0 only where
+  /// `kHasReference`.
+  template <bool kHasReference, int kCount>
+  FLASHTILE_DEVICE void weigh(float (&logits)[kCount], float scale) {
     float shift[2];
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -108,11 +109,9 @@ struct RowSoftmax {
     FLASHTILE_UNROLL
     for (int i = 0; i < kCount; ++i) {
       const int half = i / 2 % 2;
-      if (kReference == Sm90Reference::kZero && !has_reference) {
-        logits[i] = exp2_approx(logits[i] * scale);
-      } else {
-        logits[i] = exp2_approx(fused_multiply_add(logits[i], scale, shift[half]));
-      }
+      const float power =
+          kHasReference ? fused_multiply_add(logits[i], scale, shift[half]) : logits[i] * scale;
+      logits[i] = exp2_approx(power);
       sum[half] += logits[i];
     }
   }

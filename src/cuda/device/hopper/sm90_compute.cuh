@@ -332,8 +332,7 @@ struct Sm90Compute {
       if (Scores::Kind::kIsGeneral && is_redone && softmax.is_huge()) {
         softmax.weigh_wide(scores, logit_scale());
       } else {
-        softmax.weigh(scores, logit_scale(),
-                      Config::kReference != Sm90Reference::kZero || is_redone);
+        softmax.template weigh<true>(scores, logit_scale());
       }
     } else {
       if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
@@ -344,7 +343,7 @@ struct Sm90Compute {
                                   rules.slope * rules.distance_of(tile, 1, n_block)};
         softmax.weigh_tilted(scores, rules.tilted_scale(), -rules.slope, offsets);
       } else {
-        softmax.weigh(scores, logit_scale(), false);
+        softmax.template weigh<Config::kReference != Sm90Reference::kZero>(scores, logit_scale());
       }
     }
     return has_moved;
@@ -395,6 +394,9 @@ struct Sm90Compute {
     wait_for_products<kHasValues ? 1 : 0>();
     pin(scores);
     release_keys();
+    if constexpr (Config::kWarpsStore) {
+      arrive_if(memory.query_free(query_buffer()), is_last_of_tile() && lane_idx() == 0);
+    }
   }
 
   FLASHTILE_DEVICE void wait_for_sums(uint32 behind) {
@@ -473,7 +475,7 @@ struct Sm90Compute {
 
   /// The next key block, of this tile or of the next one, beside the values of the one before.
   FLASHTILE_DEVICE void careful_block(bool is_first, const Sm90Tile& next) {
-    const uint32 old_buffer = query_buffer();
+    const uint32 old_number = num_tiles - 1;
     if constexpr (Config::kNumQueryBuffers > 1) {
       if (is_first) {
         take_queries();
@@ -493,7 +495,7 @@ struct Sm90Compute {
     hold_back_values();
     wait_for_sums(2);
     if (is_first) {
-      finish(old_tile, old, old_buffer);
+      finish(old_tile, old, old_number);
       end_first_block();
       return;
     }
@@ -509,7 +511,7 @@ struct Sm90Compute {
     fence();
     start_values(1);
     wait_for_sums(1);
-    finish(tile, softmax, query_buffer());
+    finish(tile, softmax, num_tiles - 1);
   }
 
   /// The largest logit of the lanes' rows, into the head's.
@@ -543,7 +545,9 @@ struct Sm90Compute {
     }
   }
 
-  FLASHTILE_DEVICE void finish(const Sm90Tile& done, Softmax& rows, uint32 buffer) {
+  /// `number` tiles were finished before.
+  FLASHTILE_DEVICE void finish(const Sm90Tile& done, Softmax& rows, uint32 number) {
+    const uint32 slot = number % Memory::kResultSlots;
     rows.finish_sums();
     const int thread = fresh(thread_idx());
     const Keys keys = keys_of(done);
@@ -551,6 +555,7 @@ struct Sm90Compute {
     if constexpr (Config::kWantsMaxLogit) write_largest(done, rows, row);
     bool is_good = true;
     float factors[2];
+    float own_base = 0.0f, own_sum = 0.0f;
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
       if constexpr (Config::kCanFail) {
@@ -567,14 +572,20 @@ struct Sm90Compute {
       // A row that sees nothing has the sum 0 and gives 0.
       factors[half] = sum == 0.0f ? 0.0f : own * reciprocal_approx(sum);
       if constexpr (Config::kHasDropout) factors[half] *= params.call.dropout.gain;
-      const RowScalarsParam& lse = params.call.lse;
-      if (thread % 4 == 0 && lse.data != nullptr && row + half * 8 < keys.seqlen_q()) {
-        char* address = reinterpret_cast<char*>(lse.data) + done.batch * lse.batch_stride +
-                        done.head * lse.head_stride +
-                        ((Config::kPackedQ ? done.q_begin : 0) + row + half * 8) * lse.row_stride;
-        *reinterpret_cast<float*>(address) =
-            sum == 0.0f ? -infinity() : (base + log2_approx(sum)) * kLn2;
+      // Of the lanes that share the two rows, two store one each.
+      if (half == 0 || thread % 2 == 1) {
+        own_base = base;
+        own_sum = sum;
       }
+    }
+    const RowScalarsParam& lse = params.call.lse;
+    const int own_row = row + thread % 2 * 8;
+    if (thread % 4 < 2 && lse.data != nullptr && own_row < keys.seqlen_q()) {
+      char* address = reinterpret_cast<char*>(lse.data) + done.batch * lse.batch_stride +
+                      done.head * lse.head_stride +
+                      ((Config::kPackedQ ? done.q_begin : 0) + own_row) * lse.row_stride;
+      *reinterpret_cast<float*>(address) =
+          own_sum == 0.0f ? -infinity() : (own_base + log2_approx(own_sum)) * kLn2;
     }
     if constexpr (Config::kCanFail) {
       // 0 times a finite number is 0, times any other it is NaN.
@@ -585,9 +596,70 @@ struct Sm90Compute {
       }
       is_good = is_good && (probes[0] + probes[1]) + (probes[2] + probes[3]) == 0.0f;
       const bool has_failed = done.kind == kTileToDo && any_lane(!is_good);
-      if (has_failed && thread % kWarpSize == 0)
-        store_shared(memory.failed_flag(buffer), uint32{1});
+      if (has_failed && thread % kWarpSize == 0) store_shared(memory.failed_flag(slot), uint32{1});
     }
+    if constexpr (Config::kWarpsStore) {
+      store_rows(done, thread, factors);
+    } else {
+      leave_rows(done, thread, factors, slot);
+      fence_shared_for_async();
+    }
+    sync_warp();
+    arrive_if(memory.results_full(slot), thread % kWarpSize == 0);
+  }
+
+  /// Results of 16 columns, as an accumulator's lanes hold them.
+  FLASHTILE_DEVICE void pack_results(uint32 (&fragment)[4], int step,
+                                     const float (&factors)[2]) const {
+    FLASHTILE_UNROLL
+    for (int r = 0; r < 4; ++r) {
+      fragment[r] = pack<Config::kElement>(acc[step * 8 + r * 2] * factors[r % 2],
+                                           acc[step * 8 + r * 2 + 1] * factors[r % 2]);
+    }
+  }
+
+  /// The warp's rows of a tile, by itself: 64 columns at a time go through its own memory.
+  FLASHTILE_DEVICE void store_rows(const Sm90Tile& done, int thread,
+                                   const float (&factors)[2]) const {
+    const Keys keys = keys_of(done);
+    const RowsParam& out = params.call.out;
+    const int lane = thread % kWarpSize;
+    const int first = keys.first_row() + tile_row(thread, lane / 8);
+    const int rows_left = keys.seqlen_q() - first;
+    char* target = out.data + done.batch * out.batch_stride + done.head * out.head_stride +
+                   ((Config::kPackedQ ? done.q_begin : 0) + first) * out.row_stride + lane % 8 * 16;
+    const uint32 own = memory.warp_results(thread / kWarpSize - 4);
+    FLASHTILE_UNROLL
+    for (int chunk = 0; chunk < kHeadDimV / 64; ++chunk) {
+      const uint32 half = own + static_cast<uint32>(chunk % 2 * (Sm90Shape::kWarpResultBytes / 2));
+      const auto piece_address = [&](int row, int piece) {
+        return half + static_cast<uint32>(row * 128 + (piece ^ row % 8) * 16);
+      };
+      FLASHTILE_UNROLL
+      for (int step = 0; step < 4; ++step) {
+        uint32 fragment[4];
+        pack_results(fragment, chunk * 4 + step, factors);
+        store_matrices(piece_address(lane % 16, step * 2 + lane / 16), fragment, [&](int i) {
+          return piece_address(i % 2 * 8 + lane / 4, step * 2 + i / 2) +
+                 static_cast<uint32>(lane % 4 * 4);
+        });
+      }
+      // All have read the other half before, too.
+      sync_warp();
+      const bool is_inside = chunk * 64 + lane % 8 * 8 < params.call.head_dim_v;
+      FLASHTILE_UNROLL
+      for (int row = 0; row < 16; row += 4) {
+        const Vector4 piece = load_shared_vector(piece_address(row + lane / 8, lane % 8));
+        if (row < rows_left && is_inside) {
+          store_vector(target + row * out.row_stride + chunk * 128, piece);
+        }
+      }
+    }
+  }
+
+  /// The warp's rows of a tile, in the buffer of its queries, for the thread that stores.
+  FLASHTILE_DEVICE void leave_rows(const Sm90Tile& done, int thread, const float (&factors)[2],
+                                   uint32 buffer) const {
     // Of the tile in 16-byte pieces: row `number` of the warp's, half `side` of 16 columns.
     const auto piece_address = [&](int number, int step, int side) {
       const int stored = tile_row(thread, number);
@@ -598,11 +670,7 @@ struct Sm90Compute {
     FLASHTILE_UNROLL
     for (int step = 0; step < kHeadDimV / 16; ++step) {
       uint32 fragment[4];
-      FLASHTILE_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        fragment[r] = pack<Config::kElement>(acc[step * 8 + r * 2] * factors[r % 2],
-                                             acc[step * 8 + r * 2 + 1] * factors[r % 2]);
-      }
+      pack_results(fragment, step, factors);
       store_matrices(piece_address(thread % 16, step, thread % kWarpSize / 16), fragment,
                      [&](int i) {
                        return piece_address(i % 2 * 8 + thread % kWarpSize / 4, step, i / 2) +
@@ -610,9 +678,6 @@ struct Sm90Compute {
                      });
     }
     if constexpr (Config::kPackedQ) store_last_rows(done, thread, piece_address);
-    fence_shared_for_async();
-    sync_warp();
-    arrive_if(memory.results_full(buffer), thread % kWarpSize == 0);
   }
 
   /// Where the sequence ends in the tile, its rows are stored by the warps that hold them, and not

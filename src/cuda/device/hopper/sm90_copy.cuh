@@ -80,9 +80,13 @@ struct Sm90Loader {
   FLASHTILE_DEVICE Sm90Tile find(int tile_idx, uint32 kind) {
     const Sm90GridParam& grid = params.grid;
     uint32 rest, place, head;
-    const uint32 section = divide(static_cast<uint32>(tile_idx), grid.tiles_per_section, rest);
+    uint32 section = divide(static_cast<uint32>(tile_idx), grid.tiles_per_section, rest);
+    const bool is_last = section >= grid.last_section;
+    if (is_last) {
+      section = grid.last_section;
+      rest = static_cast<uint32>(tile_idx) - section * grid.tiles_per_section.value;
+    }
     const uint32 first_pair = section * grid.pairs_per_section.value;
-    const bool is_last = first_pair + grid.pairs_per_section.value > grid.num_pairs;
     const int rank = static_cast<int>(
         divide(rest, is_last ? grid.pairs_of_last_section : grid.pairs_per_section, place));
     const int batch = static_cast<int>(divide(first_pair + place, grid.heads, head));
@@ -254,18 +258,47 @@ struct Sm90Loader {
     owes_values = false;
   }
 
+  /// The common counter of tiles becomes that of this launch.
+  FLASHTILE_DEVICE void claim_counter() const {
+    Sm90TileCounter& counter = *params.grid.counter;
+    const uint64 launch = params.grid.launch;
+    const uint64 being_cleared = launch + 1;
+    uint64 found = load_acquire(&counter.launch);
+    while (found != launch) {
+      if (found != being_cleared && exchange_if(&counter.launch, found, being_cleared)) {
+        counter.num_taken = 0;
+        store_release(&counter.launch, launch);
+      }
+      found = load_acquire(&counter.launch);
+    }
+  }
+  FLASHTILE_DEVICE int take_tile() const {
+    return static_cast<int>(num_ctas()) +
+           static_cast<int>(atomic_increment(&params.grid.counter->num_taken));
+  }
+
   FLASHTILE_DEVICE void run() {
     int tile_idx = static_cast<int>(cta_idx());
+    bool has_counter = false;
     FLASHTILE_NO_UNROLL
     while (tile_idx < params.grid.num_tiles) {
       int next = tile_idx + static_cast<int>(num_ctas());
-      if constexpr (Config::kIsDynamic) {
-        next = static_cast<int>(num_ctas()) +
-               static_cast<int>(atomic_increment(params.grid.num_taken));
-      }
+      // Beside the tile's copies, but for the first, which does not wait for the counter.
+      if (Config::kIsDynamic && has_counter) next = take_tile();
       const Sm90Tile tile = find(tile_idx, kTileToDo);
       if (is_there(tile)) load(tile, tile_idx);
+      if (Config::kIsDynamic && !has_counter) {
+        claim_counter();
+        has_counter = true;
+        next = take_tile();
+      }
       tile_idx = next;
+    }
+    if constexpr (Config::kIsDynamic) {
+      // Each CTA comes once when none is left. Behind the last one the counter belongs to no
+      // launch: a graph may bring this one again.
+      const int end = params.grid.num_tiles + static_cast<int>(num_ctas());
+      if (tile_idx + 1 == end) store_release(&params.grid.counter->launch, 0);
     }
     pay_values();
     if constexpr (Config::kCanFail) {
@@ -328,7 +361,8 @@ struct Sm90Storer {
         const uint32 seqlen_q = load_shared_word(memory.tile_slot(slot) + 32);
         is_whole = (tile.m_block + 1) * kShape.block_m() <= static_cast<int>(seqlen_q);
       }
-      arrive(memory.tile_free(slot));
+      // Where warps store, they are never further ahead than there are slots for results.
+      if (!Config::kWarpsStore || tile.kind > kTileToRedo) arrive(memory.tile_free(slot));
       ++num_read;
       if (tile.kind == kNoTileEver) break;
       if (tile.kind == kNoTileYet) {
@@ -336,18 +370,18 @@ struct Sm90Storer {
         arrive(memory.list_full());
         continue;
       }
-      const uint32 buffer = num_tiles % Memory::kBuffers;
-      wait(memory.results_full(buffer), num_tiles / Memory::kBuffers % 2);
+      const uint32 results = num_tiles % Memory::kResultSlots;
+      wait(memory.results_full(results), num_tiles / Memory::kResultSlots % 2);
       ++num_tiles;
-      if (load_shared_word(memory.failed_flag(buffer)) != 0) {
+      if (load_shared_word(memory.failed_flag(results)) != 0) {
         // What is done again is stored then; two stores of one place have no order.
-        store_shared(memory.failed_flag(buffer), uint32{0});
+        store_shared(memory.failed_flag(results), uint32{0});
         params.grid.next_failed[tile_idx] = last_failed;
         last_failed = tile_idx;
-      } else if (is_whole) {
-        store(tile, buffer);
+      } else if (is_whole && !Config::kWarpsStore) {
+        store(tile, results);
       }
-      arrive(memory.query_free(buffer));
+      arrive(Config::kWarpsStore ? memory.tile_free(slot) : memory.query_free(results));
     }
     wait_for_stores();
   }

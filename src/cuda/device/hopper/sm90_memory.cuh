@@ -4,6 +4,8 @@
 //
 //   queries of a tile    copied -> query_full    -> read by products, overwritten with results
 //                        results_full (a count for each warp) -> stored -> query_free
+//                        where warps store: read by products -> query_free (a count for each warp);
+//                        results_full tells of tiles that failed
 //   keys, values         copied -> key_full, value_full -> products -> key_free, value_free
 //   tiles                published -> tile_full -> read by all warps that compute, and by the
 //                        thread that stores -> tile_free
@@ -48,12 +50,14 @@ struct Sm90Tile {
 
 template <class Config>
 struct Sm90Memory {
-  static constexpr Sm90Shape kShape = {Config::kHeadDim,   Config::kHeadDimV,
-                                       Config::kBlockN,    Config::kNumWarpgroups,
-                                       Config::kNumStages, Config::kNumQueryBuffers};
+  static constexpr Sm90Shape kShape = {
+      Config::kHeadDim,   Config::kHeadDimV,        Config::kBlockN,    Config::kNumWarpgroups,
+      Config::kNumStages, Config::kNumQueryBuffers, Config::kWarpsStore};
   static constexpr uint32 kStages = Config::kNumStages;
   static constexpr uint32 kBuffers = Config::kNumQueryBuffers;
   static constexpr uint32 kSlots = Sm90Shape::kTileSlots;
+  static constexpr uint32 kResultSlots = static_cast<uint32>(kShape.num_result_slots());
+  static constexpr uint32 kStageBarriers = 2 * kBuffers + kResultSlots;
   static constexpr int kComputingWarps = 4 * Config::kNumWarpgroups;
 
   uint32 base;
@@ -75,43 +79,46 @@ struct Sm90Memory {
            stage * static_cast<uint32>(kShape.value_bytes());
   }
 
+  /// Of a warp that computes.
+  FLASHTILE_DEVICE uint32 warp_results(int warp) const {
+    return base + static_cast<uint32>(kShape.results_begin() + warp * Sm90Shape::kWarpResultBytes);
+  }
+
   FLASHTILE_DEVICE uint32 barrier(uint32 number) const {
     return base + static_cast<uint32>(kShape.barriers_begin()) + number * kBarrierBytes;
   }
   FLASHTILE_DEVICE uint32 query_full(uint32 buffer) const { return barrier(buffer); }
   FLASHTILE_DEVICE uint32 query_free(uint32 buffer) const { return barrier(kBuffers + buffer); }
-  FLASHTILE_DEVICE uint32 results_full(uint32 buffer) const {
-    return barrier(2 * kBuffers + buffer);
-  }
-  FLASHTILE_DEVICE uint32 key_full(uint32 stage) const { return barrier(3 * kBuffers + stage); }
+  FLASHTILE_DEVICE uint32 results_full(uint32 slot) const { return barrier(2 * kBuffers + slot); }
+  FLASHTILE_DEVICE uint32 key_full(uint32 stage) const { return barrier(kStageBarriers + stage); }
   FLASHTILE_DEVICE uint32 key_free(uint32 stage) const {
-    return barrier(3 * kBuffers + kStages + stage);
+    return barrier(kStageBarriers + kStages + stage);
   }
   FLASHTILE_DEVICE uint32 value_full(uint32 stage) const {
-    return barrier(3 * kBuffers + 2 * kStages + stage);
+    return barrier(kStageBarriers + 2 * kStages + stage);
   }
   FLASHTILE_DEVICE uint32 value_free(uint32 stage) const {
-    return barrier(3 * kBuffers + 3 * kStages + stage);
+    return barrier(kStageBarriers + 3 * kStages + stage);
   }
   FLASHTILE_DEVICE uint32 tile_full(uint32 slot) const {
-    return barrier(3 * kBuffers + 4 * kStages + slot);
+    return barrier(kStageBarriers + 4 * kStages + slot);
   }
   FLASHTILE_DEVICE uint32 tile_free(uint32 slot) const {
-    return barrier(3 * kBuffers + 4 * kStages + kSlots + slot);
+    return barrier(kStageBarriers + 4 * kStages + kSlots + slot);
   }
   FLASHTILE_DEVICE uint32 list_full() const {
-    return barrier(3 * kBuffers + 4 * kStages + 2 * kSlots);
+    return barrier(kStageBarriers + 4 * kStages + 2 * kSlots);
   }
 
   FLASHTILE_DEVICE uint32 tile_slot(uint32 slot) const {
     return base + static_cast<uint32>(kShape.slots_begin()) + slot * Sm90Shape::kTileSlotBytes;
   }
-  /// Not 0: a row of the buffer's tile is out of range.
-  FLASHTILE_DEVICE uint32 failed_flag(uint32 buffer) const {
-    return base + static_cast<uint32>(kShape.flags_begin()) + buffer * 4;
+  /// Not 0: a row of the tile with results there is out of range.
+  FLASHTILE_DEVICE uint32 failed_flag(uint32 slot) const {
+    return base + static_cast<uint32>(kShape.flags_begin()) + slot * 4;
   }
   FLASHTILE_DEVICE uint32 list_head() const {
-    return base + static_cast<uint32>(kShape.flags_begin()) + 8;
+    return base + static_cast<uint32>(kShape.list_begin());
   }
   /// The word of the key block that a stage holds (Sm90Block); there with its keys.
   FLASHTILE_DEVICE uint32 block_word(uint32 stage) const {
@@ -122,7 +129,9 @@ struct Sm90Memory {
   FLASHTILE_DEVICE void init() const {
     for (uint32 i = 0; i < kBuffers; ++i) {
       init_barrier(query_full(i), 1);
-      init_barrier(query_free(i), 1);
+      init_barrier(query_free(i), Config::kWarpsStore ? kComputingWarps : 1);
+    }
+    for (uint32 i = 0; i < kResultSlots; ++i) {
       init_barrier(results_full(i), kComputingWarps);
       store_shared(failed_flag(i), uint32{0});
     }

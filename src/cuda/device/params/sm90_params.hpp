@@ -15,17 +15,23 @@ enum class Sm90Reference {
   kZero,        ///< none
 };
 
+/// Where CTAs take tiles from. It may hold anything before a launch: the first one that needs it
+/// finds that it belongs to another launch and clears it, which saves a memset in front.
+struct Sm90TileCounter {
+  unsigned long long launch;  ///< that it belongs to
+  unsigned int num_taken;     ///< less the first tile of each CTA
+};
+
 /// The order of tiles: sections of (batch, head) pairs, within a section the query blocks.
 struct Sm90GridParam {
   DivisorParam tiles_per_section, pairs_per_section, pairs_of_last_section, heads, group_size;
-  unsigned int num_pairs = 0;
+  unsigned int last_section = 0;  ///< that begins with this number, and has all pairs left
   int num_m_blocks = 0;
   int num_tiles = 0;
-  int descending = 0;  ///< 1: query blocks with the most keys first
-  /// Tiles that were taken from the common list, less the first of each CTA; null: tiles are dealt
-  /// out in turns.
-  unsigned int* num_taken = nullptr;
-  int* next_failed = nullptr;  ///< for each tile that failed: the one that failed before it
+  int descending = 0;                  ///< 1: query blocks with the most keys first
+  Sm90TileCounter* counter = nullptr;  ///< null: tiles are dealt out in turns
+  unsigned long long launch = 0;       ///< an even number that no other launch has; not 0
+  int* next_failed = nullptr;          ///< for each tile that failed: the one that failed before it
 };
 
 struct Sm90ForwardParams {
@@ -57,11 +63,16 @@ struct Sm90Shape {
   int block_n = 128;
   int num_warpgroups = 2;
   int num_stages = 2;         ///< of keys, and of values
-  int num_query_buffers = 2;  ///< results leave through them; 2: tiles overlap
+  int num_query_buffers = 2;  ///< more than 1: tiles overlap
+  /// Results do not leave through the buffer of their queries, but through memory of the warps,
+  /// which store them: the next queries are copied as soon as products of the last are done.
+  bool warps_store = false;
 
   static constexpr int kTileSlots = 4;
   static constexpr int kTileSlotBytes = 64;
   static constexpr int kAlignment = 1024;
+  /// Two chunks of 64 columns of a warp's 16 rows.
+  static constexpr int kWarpResultBytes = 2 * 16 * 128;
 
   constexpr int block_m() const { return 64 * num_warpgroups; }
   constexpr int num_threads() const { return 128 * (num_warpgroups + 1); }
@@ -76,17 +87,23 @@ struct Sm90Shape {
 
   constexpr int keys_begin() const { return num_query_buffers * query_bytes(); }
   constexpr int values_begin() const { return keys_begin() + num_stages * key_bytes(); }
-  constexpr int barriers_begin() const { return values_begin() + num_stages * value_bytes(); }
+  constexpr int results_begin() const { return values_begin() + num_stages * value_bytes(); }
+  constexpr int barriers_begin() const {
+    return results_begin() + (warps_store ? 4 * num_warpgroups * kWarpResultBytes : 0);
+  }
+  /// Tiles whose results may be there and not looked at.
+  constexpr int num_result_slots() const { return warps_store ? kTileSlots : num_query_buffers; }
   constexpr int num_barriers() const {
-    return 3 * num_query_buffers + 4 * num_stages + 2 * kTileSlots + 1;
+    return 2 * num_query_buffers + num_result_slots() + 4 * num_stages + 2 * kTileSlots + 1;
   }
   constexpr int slots_begin() const {
     return (barriers_begin() + num_barriers() * 8 + 31) / 32 * 32;
   }
-  /// A flag for each query buffer, and the list of tiles that failed.
+  /// A flag for each tile whose results are there, and the list of tiles that failed.
   constexpr int flags_begin() const { return slots_begin() + kTileSlots * kTileSlotBytes; }
+  constexpr int list_begin() const { return flags_begin() + num_result_slots() * 4; }
   /// A word for each stage: which key block it holds.
-  constexpr int blocks_begin() const { return flags_begin() + 16; }
+  constexpr int blocks_begin() const { return list_begin() + 4; }
   constexpr int shared_bytes() const { return blocks_begin() + num_stages * 4 + kAlignment; }
 };
 

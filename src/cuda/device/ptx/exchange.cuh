@@ -28,4 +28,18 @@ FLASHTILE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "me
 /// Adds 1; what was there before.
 FLASHTILE_DEVICE uint32 atomic_increment(uint32* address) { return atomicAdd(address, 1u); }
 
+/// A word that tells of what another CTA has written before: seen with it, or told with it.
+FLASHTILE_DEVICE uint64 load_acquire(const uint64* address) {
+  uint64 value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
+FLASHTILE_DEVICE void store_release(uint64* address, uint64 value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+/// Puts `value` in the place of `expected`; false where something else was there.
+FLASHTILE_DEVICE bool exchange_if(uint64* address, uint64 expected, uint64 value) {
+  return atomicCAS(address, expected, value) == expected;
+}
+
 }  // namespace flashtile::device

@@ -11,5 +11,12 @@ inline uint32 load_shared_word(uint32 address) { return shared_value<uint32>(add
 inline int load_fresh(const int* address) { return *address; }
 inline void fence_device() {}
 inline uint32 atomic_increment(uint32* address) { return (*address)++; }
+inline uint64 load_acquire(const uint64* address) { return *address; }
+inline void store_release(uint64* address, uint64 value) { *address = value; }
+inline bool exchange_if(uint64* address, uint64 expected, uint64 value) {
+  if (*address != expected) return false;
+  *address = value;
+  return true;
+}
 
 }  // namespace flashtile::device
