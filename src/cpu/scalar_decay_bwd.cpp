@@ -5,10 +5,13 @@
 // one is kept for each span, and within a span one for each chunk.
 //
 // Where such tasks are fewer than workers, all workers take one after the other by two levels: in a
-// span first the states before its chunks and the gradients of those behind them, side by side,
-// then its chunks in any order. The sums are the same, and so are the bits.
+// span first the states before its chunks and the gradients of those behind them, side by side and
+// in parts, then its chunks in any order. With a divisor the gradients follow the states, and what
+// outputs are divided by, chunks in any order, is between. The sums are the same, and so are the
+// bits.
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <span>
 
 #include "core/executor.hpp"
@@ -19,8 +22,9 @@
 namespace flashtile::cpu {
 namespace {
 
-/// The states of a span's chunks that a worker keeps: all of a sequence up to here.
-constexpr int64_t kSpanBytes = int64_t{16} << 20;
+/// The states of a span's chunks that a worker keeps: all of a sequence up to here. Two workers
+/// have less than the 32 MiB from which on malloc gives memory back, and gets it page by page.
+constexpr int64_t kSpanBytes = int64_t{12} << 20;
 
 /// Sizes of what a task needs.
 struct BwdSizes {
@@ -45,6 +49,8 @@ struct BwdSizes {
     span_chunks = std::clamp<int64_t>(kSpanBytes / chunk_bytes, 1, num_chunks);
     num_spans = ceil_div(num_chunks, span_chunks);
   }
+  bool has_divisor() const { return shape.divisor != ChunkDivisor::kNone; }
+  int64_t span_rows() const { return span_chunks * shape.max_rows; }
 };
 
 struct BwdMemory {
@@ -57,6 +63,7 @@ struct BwdMemory {
   float* dstate;  ///< of each state
   float* dq;
   float* dk;
+  RowDivisor* divisors;  ///< by two levels, of each state, row of a span and output head
   char* scratch;
 
   BwdMemory(const IsaEntry& isa, const LinearProblem& problem, const BwdSizes& sizes,
@@ -70,6 +77,8 @@ struct BwdMemory {
     dstate = cursor.take<float>(sizes.num_states * sizes.dstate_floats);
     dq = cursor.take<float>(sizes.shape.max_rows * sizes.ld_k);
     dk = cursor.take<float>(sizes.shape.max_rows * sizes.ld_k);
+    divisors = cursor.take<RowDivisor>(
+        sizes.has_divisor() ? sizes.num_states * sizes.span_rows() * problem.heads_a_state() : 0);
     scratch = cursor.take<char>(operands.bwd_scratch_bytes(sizes.shape));
   }
 };
@@ -81,6 +90,8 @@ struct BwdHead {
   std::vector<float> skip;
   std::vector<double> dlog_decay, dweight;
   std::vector<double> dskip;  ///< of each chunk and value dimension
+  /// Of each chunk: 0 where bwd_divisors found that it has to be taken row by row.
+  std::vector<uint8_t> is_whole;
   bool has_initial = false;
   bool has_dfinal = false;
 };
@@ -116,23 +127,26 @@ class BwdStream {
 
   /// On the thread that calls.
   void run(ParameterSums& sums) {
-    run_spans([this](int64_t span) { run_span(span); }, sums);
+    load_initial_states();
+    BwdWork work(memory_, sizes_);
+    for (size_t i = 0; i < heads_.size(); ++i) save_spans(i, all_values(), work);
+    load_dstates();
+    for (int64_t span = num_spans() - 1; span >= 0; --span) run_span(span, work);
+    store_results(sums);
   }
 
   /// By two levels, on the context's workers.
   void run_by_levels(const Context& context, ParameterSums& sums) {
-    run_spans([&](int64_t span) { run_span_by_levels(span, context); }, sums);
+    load_initial_states();
+    if (num_spans() > 1) run_parts(context, {Recurrence::kSavedStates}, 0);
+    load_dstates();
+    for (int64_t span = num_spans() - 1; span >= 0; --span) run_span_by_levels(span, context);
+    store_results(sums);
   }
 
  private:
-  template <class RunSpan>
-  void run_spans(const RunSpan& run_one, ParameterSums& sums) {
-    const int64_t num_spans = ceil_div(num_chunks_, sizes_.span_chunks);
-    load_initial_states();
-    for (int64_t span = 0; span + 1 < num_spans; ++span) save_next_span(span);
-    load_dstates();
-    for (int64_t span = num_spans - 1; span >= 0; --span) run_one(span);
-    const bool has_norm = sizes_.shape.divisor != ChunkDivisor::kNone;
+  void store_results(ParameterSums& sums) const {
+    const bool has_norm = sizes_.has_divisor();
     for (size_t i = 0; i < heads_.size(); ++i) {
       const BwdHead& each = heads_[i];
       store_state_rows(problem_, args_.dinitial_states, sequence_.batch_idx, each.head, has_norm,
@@ -156,6 +170,7 @@ class BwdStream {
       added.skip.push_back(static_cast<float>(load_parameter(args_.inputs.D, head, j)));
     }
     added.dskip.assign(static_cast<size_t>(num_chunks_) * added.skip.size(), 0.0);
+    added.is_whole.assign(static_cast<size_t>(num_chunks_), 1);
     heads_.push_back(std::move(added));
   }
 
@@ -180,11 +195,31 @@ class BwdStream {
            (static_cast<int64_t>(i) * sizes_.span_chunks + chunk % sizes_.span_chunks) *
                sizes_.dstate_floats;
   }
-  void copy_state(const float* from, float* to) const {
-    std::memcpy(to, from, static_cast<size_t>(sizes_.state_floats) * sizeof(float));
+  /// Of the rows of a chunk and the output heads that read a state, by two levels.
+  RowDivisor* chunk_divisors(size_t i, int64_t chunk) const {
+    return memory_.divisors + (static_cast<int64_t>(i) * sizes_.span_rows() +
+                               chunk_begin(chunk % sizes_.span_chunks)) *
+                                  problem_.heads_a_state();
   }
-  void copy_dstate(const float* from, float* to) const {
-    std::memcpy(to, from, static_cast<size_t>(sizes_.dstate_floats) * sizeof(float));
+
+  ColumnRange all_values() const { return value_part(1, 0); }
+  ColumnRange all_keys() const { return {0, problem_.head_dim}; }
+  /// Of the values of a state; the sum of keys stands behind the last ones.
+  ColumnRange value_part(int64_t num_parts, int64_t part) const {
+    ColumnRange values = column_part(problem_.head_dim_v, num_parts, part);
+    const bool is_last = values.count > 0 && values.first + values.count == problem_.head_dim_v;
+    if (sizes_.has_divisor() && is_last) ++values.count;
+    return values;
+  }
+  void copy_state(const float* from, const ColumnRange& values, float* to) const {
+    const int64_t first = values.first * sizes_.ld_k;
+    const int64_t count = values.count * sizes_.ld_k;
+    std::memcpy(to + first, from + first, static_cast<size_t>(count) * sizeof(float));
+  }
+  void copy_dstate(const float* from, const ColumnRange& keys, float* to) const {
+    const int64_t first = keys.first * sizes_.ld_v;
+    const int64_t count = keys.count * sizes_.ld_v;
+    std::memcpy(to + first, from + first, static_cast<size_t>(count) * sizeof(float));
   }
   int64_t chunk_begin(int64_t chunk) const { return chunk * sizes_.shape.max_rows; }
   int64_t chunk_end(int64_t chunk) const {
@@ -193,7 +228,7 @@ class BwdStream {
 
   void load_initial_states() {
     const auto& initial = args_.initial_states;
-    const bool has_norm = sizes_.shape.divisor != ChunkDivisor::kNone;
+    const bool has_norm = sizes_.has_divisor();
     for (size_t i = 0; i < heads_.size(); ++i) {
       heads_[i].has_initial = bool(initial.state) || (has_norm && initial.norm);
       float* rows = dstate(i);
@@ -212,7 +247,7 @@ class BwdStream {
 
   void load_dstates() {
     const auto& dfinal = args_.dfinal_states;
-    const bool has_norm = sizes_.shape.divisor != ChunkDivisor::kNone;
+    const bool has_norm = sizes_.has_divisor();
     for (size_t i = 0; i < heads_.size(); ++i) {
       heads_[i].has_dfinal = bool(dfinal.state) || (has_norm && dfinal.norm);
       load_state_rows(problem_, dfinal, sequence_.batch_idx, heads_[i].head, has_norm, sizes_.ld_v,
@@ -237,60 +272,91 @@ class BwdStream {
     return chunk;
   }
 
-  void advance_rows(const BwdHead& head, int64_t begin, int64_t end, float* state,
-                    BwdWork& work) const {
-    for (int64_t t = begin; t < end; ++t) operands_.bwd_state(make_chunk(head, t, 1, state, work));
+  /// The values of a state from the one before rows [begin, end) to the one behind them, as a chunk
+  /// or row by row.
+  bool advance(const BwdHead& head, const ColumnRange& values, int64_t begin, int64_t end,
+               float* state, BwdWork& work) const {
+    ScalarDecayBwdChunk chunk = make_chunk(head, begin, end - begin, state, work);
+    chunk.part = values;
+    return operands_.bwd_state(chunk);
   }
 
-  void advance_chunk(const BwdHead& head, int64_t chunk, float* state, BwdWork& work) const {
+  void advance_rows(const BwdHead& head, const ColumnRange& values, int64_t begin, int64_t end,
+                    float* state, BwdWork& work) const {
+    for (int64_t t = begin; t < end; ++t) advance(head, values, t, t + 1, state, work);
+  }
+
+  void advance_chunk(const BwdHead& head, const ColumnRange& values, int64_t chunk, float* state,
+                     BwdWork& work) const {
     const int64_t begin = chunk_begin(chunk);
     const int64_t end = chunk_end(chunk);
-    if (operands_.bwd_state(make_chunk(head, begin, end - begin, state, work))) return;
-    advance_rows(head, begin, end, state, work);
+    if (advance(head, values, begin, end, state, work)) return;
+    advance_rows(head, values, begin, end, state, work);
   }
 
-  void save_next_span(int64_t span) {
-    BwdWork work(memory_, sizes_);
-    for (size_t i = 0; i < heads_.size(); ++i) {
-      copy_state(span_state(i, span), span_state(i, span + 1));
-      for (int64_t n = 0; n < sizes_.span_chunks; ++n) {
-        advance_chunk(heads_[i], span * sizes_.span_chunks + n, span_state(i, span + 1), work);
+  int64_t num_spans() const { return ceil_div(num_chunks_, sizes_.span_chunks); }
+  int64_t first_chunk(int64_t span) const { return span * sizes_.span_chunks; }
+  int64_t end_chunk(int64_t span) const { return std::min(first_chunk(span + 1), num_chunks_); }
+
+  /// The states before the spans.
+  void save_spans(size_t i, const ColumnRange& values, BwdWork& work) const {
+    for (int64_t span = 0; span + 1 < num_spans(); ++span) {
+      float* const state = span_state(i, span + 1);
+      copy_state(span_state(i, span), values, state);
+      for (int64_t chunk = first_chunk(span); chunk < end_chunk(span); ++chunk) {
+        advance_chunk(heads_[i], values, chunk, state, work);
       }
     }
   }
 
-  int64_t first_chunk(int64_t span) const { return span * sizes_.span_chunks; }
-  int64_t end_chunk(int64_t span) const { return std::min(first_chunk(span + 1), num_chunks_); }
-
   /// The states before the chunks of a span.
-  void fill_states(size_t i, int64_t span, BwdWork& work) const {
+  void fill_states(size_t i, const ColumnRange& values, int64_t span, BwdWork& work) const {
     const int64_t first = first_chunk(span);
-    copy_state(span_state(i, span), chunk_state(i, first));
+    copy_state(span_state(i, span), values, chunk_state(i, first));
     for (int64_t chunk = first; chunk + 1 < end_chunk(span); ++chunk) {
-      copy_state(chunk_state(i, chunk), chunk_state(i, chunk + 1));
-      advance_chunk(heads_[i], chunk, chunk_state(i, chunk + 1), work);
+      copy_state(chunk_state(i, chunk), values, chunk_state(i, chunk + 1));
+      advance_chunk(heads_[i], values, chunk, chunk_state(i, chunk + 1), work);
     }
   }
 
   /// The gradients of the states behind the chunks of a span, and of that before it.
-  void fill_dstates(size_t i, int64_t span, BwdWork& work) {
+  void fill_dstates(size_t i, const ColumnRange& keys, int64_t span, BwdWork& work) {
     for (int64_t chunk = end_chunk(span) - 1; chunk >= first_chunk(span); --chunk) {
-      float* const behind = chunk_dstate(i, chunk);
-      copy_dstate(dstate(i), behind);
+      copy_dstate(dstate(i), keys, chunk_dstate(i, chunk));
       const int64_t begin = chunk_begin(chunk);
       const int64_t end = chunk_end(chunk);
-      if (operands_.bwd_dstate(make_full_chunk(i, chunk, begin, end, nullptr, dstate(i), work))) {
-        continue;
-      }
-      for (int64_t t = end - 1; t >= begin; --t) {
-        operands_.bwd_dstate(make_full_chunk(i, chunk, t, t + 1, nullptr, dstate(i), work));
-      }
+      const bool may_be_whole = heads_[i].is_whole[static_cast<size_t>(chunk)] != 0;
+      if (may_be_whole && go_back(i, keys, chunk, begin, end, work)) continue;
+      for (int64_t t = end - 1; t >= begin; --t) go_back(i, keys, chunk, t, t + 1, work);
     }
   }
 
-  void run_span(int64_t span) {
-    BwdWork work(memory_, sizes_);
-    for (size_t i = 0; i < heads_.size(); ++i) fill_states(i, span, work);
+  /// The keys of a state's gradient from that behind rows [begin, end) to that before them, as a
+  /// chunk or row by row.
+  bool go_back(size_t i, const ColumnRange& keys, int64_t chunk_idx, int64_t begin, int64_t end,
+               BwdWork& work) {
+    ScalarDecayBwdChunk chunk = make_full_chunk(i, chunk_idx, begin, end, nullptr, dstate(i), work);
+    chunk.part = keys;
+    return operands_.bwd_dstate(chunk);
+  }
+
+  /// What rows of a chunk are divided by, from the state before it.
+  void find_divisors(size_t i, int64_t chunk, BwdWork& work) {
+    const int64_t begin = chunk_begin(chunk);
+    const int64_t end = chunk_end(chunk);
+    float* state = chunk_state(i, chunk);
+    if (operands_.bwd_divisors(make_full_chunk(i, chunk, begin, end, state, nullptr, work))) return;
+    heads_[i].is_whole[static_cast<size_t>(chunk)] = 0;
+    copy_state(state, all_values(), work.memory.row_state);
+    state = work.memory.row_state;
+    for (int64_t t = begin; t < end; ++t) {
+      operands_.bwd_divisors(make_full_chunk(i, chunk, t, t + 1, state, nullptr, work));
+      advance_rows(heads_[i], all_values(), t, t + 1, state, work);
+    }
+  }
+
+  void run_span(int64_t span, BwdWork& work) {
+    for (size_t i = 0; i < heads_.size(); ++i) fill_states(i, all_values(), span, work);
     for (int64_t chunk = end_chunk(span) - 1; chunk >= first_chunk(span); --chunk) {
       for (size_t i = 0; i < heads_.size(); ++i) {
         run_chunk(i, chunk, dstate(i), /*keeps_dstate=*/false, work);
@@ -298,20 +364,53 @@ class BwdStream {
     }
   }
 
-  void run_span_by_levels(int64_t span, const Context& context) {
-    const auto num_heads = static_cast<int64_t>(heads_.size());
-    parallel_for(context, 2 * num_heads, [&](int64_t task, int worker) {
+  enum class Recurrence : uint8_t { kSavedStates, kStates, kDstates };
+
+  /// Recurrences of all states, side by side and in parts.
+  void run_parts(const Context& context, std::initializer_list<Recurrence> recurrences,
+                 int64_t span) {
+    const auto num_streams = static_cast<int64_t>(heads_.size() * recurrences.size());
+    const int64_t dim = std::max(problem_.head_dim, problem_.head_dim_v);
+    const int64_t parts = column_parts(dim, num_streams, num_workers_of(context));
+    parallel_for(context, num_streams * parts, [&](int64_t task, int worker) {
       BwdWork work(memories_[static_cast<size_t>(worker)], sizes_);
-      const auto i = static_cast<size_t>(task / 2);
-      if (task % 2 == 0) {
-        fill_states(i, span, work);
+      const auto stream = static_cast<size_t>(task / parts);
+      const Recurrence recurrence = recurrences.begin()[stream % recurrences.size()];
+      const size_t i = stream / recurrences.size();
+      const bool is_dstate = recurrence == Recurrence::kDstates;
+      const ColumnRange part = is_dstate ? column_part(problem_.head_dim, parts, task % parts)
+                                         : value_part(parts, task % parts);
+      if (part.count == 0) return;
+      if (is_dstate) {
+        fill_dstates(i, part, span, work);
+      } else if (recurrence == Recurrence::kStates) {
+        fill_states(i, part, span, work);
       } else {
-        fill_dstates(i, span, work);
+        save_spans(i, part, work);
       }
     });
+  }
+
+  /// Calls visit(chunk, work) for the chunks of a span, in any order.
+  template <class Visit>
+  void for_each_chunk(const Context& context, int64_t span, const Visit& visit) {
     parallel_for(context, end_chunk(span) - first_chunk(span), [&](int64_t task, int worker) {
       BwdWork work(memories_[static_cast<size_t>(worker)], sizes_);
-      const int64_t chunk = first_chunk(span) + task;
+      visit(first_chunk(span) + task, work);
+    });
+  }
+
+  void run_span_by_levels(int64_t span, const Context& context) {
+    if (!sizes_.has_divisor()) {
+      run_parts(context, {Recurrence::kStates, Recurrence::kDstates}, span);
+    } else {
+      run_parts(context, {Recurrence::kStates}, span);
+      for_each_chunk(context, span, [&](int64_t chunk, BwdWork& work) {
+        for (size_t i = 0; i < heads_.size(); ++i) find_divisors(i, chunk, work);
+      });
+      run_parts(context, {Recurrence::kDstates}, span);
+    }
+    for_each_chunk(context, span, [&](int64_t chunk, BwdWork& work) {
       for (size_t i = 0; i < heads_.size(); ++i) {
         run_chunk(i, chunk, chunk_dstate(i, chunk), /*keeps_dstate=*/true, work);
       }
@@ -327,12 +426,12 @@ class BwdStream {
     whole.keeps_dstate = keeps_dstate;
     if (operands_.bwd_chunk(whole)) return;
     if (keeps_dstate) {
-      copy_dstate(dstate, work.memory.row_dstate);
+      copy_dstate(dstate, all_keys(), work.memory.row_dstate);
       dstate = work.memory.row_dstate;
     }
     for (int64_t t = end - 1; t >= begin; --t) {
-      copy_state(state, work.memory.row_state);
-      advance_rows(heads_[i], begin, t, work.memory.row_state, work);
+      copy_state(state, all_values(), work.memory.row_state);
+      advance_rows(heads_[i], all_values(), begin, t, work.memory.row_state, work);
       operands_.bwd_chunk(make_full_chunk(i, chunk, t, t + 1, work.memory.row_state, dstate, work));
     }
   }
@@ -358,7 +457,11 @@ class BwdStream {
     chunk.num_members = problem_.heads_a_state();
     chunk.skip = head.skip.empty() ? nullptr : head.skip.data();
     chunk.dstate = dstate;
+    chunk.part = all_keys();
     chunk.has_dstate = head.has_dfinal || end < sequence_.length;
+    if (sizes_.has_divisor()) {
+      chunk.divisors = chunk_divisors(i, chunk_idx) + first_row * problem_.heads_a_state();
+    }
     chunk.dq = work.memory.dq + first_row * sizes_.ld_k;
     chunk.dk = work.memory.dk + first_row * sizes_.ld_k;
     chunk.is_added = i > 0;
@@ -418,8 +521,7 @@ void launch_scalar_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
     const auto& sequence = sequences[static_cast<size_t>(task / problem.num_key_heads)];
     return BwdStream(isa, problem, sizes, args, sequence, task % problem.num_key_heads, own);
   };
-  // With a divisor the gradient of a state needs the output, and so the state.
-  if (plan.num_tasks < num_workers && sizes.shape.divisor == ChunkDivisor::kNone) {
+  if (plan.num_tasks < num_workers) {
     for (int64_t task = 0; task < plan.num_tasks; ++task) {
       stream_of(task, memories).run_by_levels(limited, sums);
     }

@@ -22,6 +22,11 @@ void launch_scalar_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
                              const LinearPlan& plan, const LinearArgs& args,
                              const Context& context);
 
+/// Into how many parts each of `num_streams` recurrences falls, so that all workers have something
+/// to do, and one of these parts; the last ones may be empty.
+int64_t column_parts(int64_t num_columns, int64_t num_streams, int64_t num_workers);
+ColumnRange column_part(int64_t num_columns, int64_t num_parts, int64_t part);
+
 /// Multiply-adds of the forward, about.
 double scalar_decay_work(const LinearProblem& problem);
 

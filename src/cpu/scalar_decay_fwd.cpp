@@ -62,12 +62,6 @@ struct FwdMemory {
   }
 };
 
-/// Columns of a state.
-struct ColumnRange {
-  int64_t first;
-  int64_t count;
-};
-
 /// Some columns of one state of one sequence.
 class FwdStream {
  public:
@@ -231,19 +225,24 @@ void run_streams(std::vector<FwdStream>& streams, const LinearSequence& sequence
 /// Columns of which a part of a state has a multiple.
 constexpr int64_t kPartColumns = 64;
 
-/// Into how many parts each state falls, so that all workers have something to do.
-int64_t column_parts(int64_t head_dim_v, int64_t num_streams, int64_t num_workers) {
-  if (num_streams == 0) return 1;
-  return std::clamp<int64_t>(ceil_div(num_workers, num_streams), 1,
-                             ceil_div(head_dim_v, kPartColumns));
-}
-
 /// States of a task: as many as leave every worker two tasks.
 int64_t group_size(const LinearProblem& problem, int64_t num_streams, int64_t num_workers) {
   return std::clamp<int64_t>(num_streams / (2 * num_workers), 1, max_group(problem));
 }
 
 }  // namespace
+
+int64_t column_parts(int64_t num_columns, int64_t num_streams, int64_t num_workers) {
+  if (num_streams == 0) return 1;
+  return std::clamp<int64_t>(ceil_div(num_workers, num_streams), 1,
+                             ceil_div(num_columns, kPartColumns));
+}
+
+ColumnRange column_part(int64_t num_columns, int64_t num_parts, int64_t part) {
+  const int64_t columns = ceil_div(ceil_div(num_columns, kPartColumns), num_parts) * kPartColumns;
+  const int64_t first = std::min(part * columns, num_columns);
+  return {first, std::min(columns, num_columns - first)};
+}
 
 double scalar_decay_work(const LinearProblem& problem) {
   const auto rows = static_cast<double>(problem.num_rows * problem.num_out_heads);
@@ -272,23 +271,19 @@ void launch_scalar_decay_fwd(const IsaEntry& isa, const LinearProblem& problem,
   const Workspace workspace(op, context, plan.bytes_for(op, num_workers));
   const ScalarDecayShape shape = scalar_decay_shape(problem, plan.chunk_size);
   const int64_t parts = column_parts(problem.head_dim_v, plan.num_tasks, num_workers);
-  const int64_t columns_a_part =
-      ceil_div(ceil_div(problem.head_dim_v, kPartColumns), parts) * kPartColumns;
   const int64_t group = group_size(problem, plan.num_tasks, num_workers);
   const int64_t groups = ceil_div(problem.num_state_heads, group);
   const int64_t state_floats = problem.head_dim * isa.linear->scalar_decay.state_ld(shape);
   parallel_for(limited, problem.batch_size * groups * parts, [&](int64_t task, int worker) {
     WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
     const FwdMemory memory(isa, problem, shape, cursor);
-    const int64_t first_column = task % parts * columns_a_part;
-    const int64_t num_columns = std::min(columns_a_part, problem.head_dim_v - first_column);
-    if (num_columns <= 0) return;
+    const ColumnRange columns = column_part(problem.head_dim_v, parts, task % parts);
+    if (columns.count == 0) return;
     const auto& sequence = sequences[static_cast<size_t>(task / parts / groups)];
     const int64_t head = task / parts % groups * group;
     std::vector<FwdStream> streams;
     for (int64_t h = head; h < std::min(head + group, problem.num_state_heads); ++h) {
-      streams.emplace_back(isa, problem, plan, args, sequence, h,
-                           ColumnRange{first_column, num_columns});
+      streams.emplace_back(isa, problem, plan, args, sequence, h, columns);
     }
     run_streams(streams, sequence, plan.chunk_size, state_floats, memory);
   });

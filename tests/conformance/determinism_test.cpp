@@ -13,6 +13,7 @@
 #include "op_runs.hpp"
 #include "support/laid_out_call.hpp"
 #include "support/problem_cases.hpp"
+#include "support/tensor.hpp"
 
 namespace flashtile::test {
 namespace {
@@ -43,6 +44,8 @@ constexpr const char* kProblems[] = {
     "mamba1_bwd:b2:c600:num_groups=1:t130:d8:D:dt_softplus",
     "simple_gla_bwd:b1:hq2:hkv1:t400:d64:dv80:g:initial_state:dfinal_state",
     "mamba2_bwd:b1:hq2:num_groups=1:t300:d64:dv64:D:dt_softplus:bf16",
+    "mlstm_exp_bwd:b1:hq1:t400:d64:dv150:initial_state:initial_norm:dfinal_state:dfinal_norm",
+    "mlstm_sig_bwd:b1:hq4:hkv2:t300:d150:dv64:normalize:initial_state:dfinal_state:bf16",
     "slstm_bwd:b3:hq1:t130:d64",
     "gsa_fwd:b1:hq4:hkv2:t600:d64:dv80:m70:initial_state_k:initial_state_v:final_state_v",
     "gsa_bwd:b1:hq2:hkv1:t200:d64:dv80:m70:initial_state_k:initial_state_v:dfinal_state_k",
@@ -143,6 +146,31 @@ INSTANTIATE_TEST_SUITE_P(Problems, Determinism, testing::ValuesIn(kProblems),
                          [](const testing::TestParamInfo<const char*>& test) {
                            return std::to_string(test.index) + "_" + test_name(test.param);
                          });
+
+/// Chunks with such a number are taken row by row, by whoever has a part of them. A NaN has no
+/// certain sign.
+TEST(DeterminismOfChunks, HoldsWithInfinitiesToo) {
+  for (const char* text : {"simple_gla_bwd:b1:hq1:t200:d130:dv70:g:initial_state",
+                           "mlstm_sig_bwd:b1:hq2:hkv1:t200:d70:dv130:normalize:dfinal_state"}) {
+    for (const char* name : {"q", "v", "dout"}) {
+      const cli::OwnedCall owned = random_problem_call(text);
+      set(owned.call.tensor(name), {0, 90, 0, 3}, kInf);
+      for (const std::string& implementation : kernels_of(owned.call.spec())) {
+        ThreadExecutor executor(3);
+        Context one, three;
+        one.max_workers = 1;
+        three.executor = &executor;
+        const cli::OwnedCall expected = run_on(owned, implementation, one);
+        const cli::OwnedCall result = run_on(owned, implementation, three);
+        for (const std::string& output : owned.call.tensor_names()) {
+          if (!owned.call.writes(output)) continue;
+          EXPECT_EQ(max_difference(expected.call.tensor(output), result.call.tensor(output)), 0)
+              << implementation << " " << name << " " << output;
+        }
+      }
+    }
+  }
+}
 
 /// Many short calls on all workers, whose tasks end in another order each time.
 TEST(ManyRuns, GiveTheSameBits) {

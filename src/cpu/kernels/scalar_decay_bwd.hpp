@@ -32,8 +32,9 @@ bool scalar_decay_bwd_state(const ScalarDecayBwdChunk& c) {
   const int64_t columns = state_columns(shape);
   right_from_floats(scratch.v.floats, scratch.ld_v, c.rows, columns, scratch.factors.to_state,
                     scratch.v_decayed, scratch.ld_v);
-  update_state<Operands>(columns, shape.head_dim, c.rows, scratch.factors.state, c.has_state,
-                         scratch.v_decayed, scratch.ld_v, scratch.k.right, scratch.ld_k, c.state,
+  update_state<Operands>(c.part.count, shape.head_dim, c.rows, scratch.factors.state, c.has_state,
+                         Operands::from_column(scratch.v_decayed, c.part.first), scratch.ld_v,
+                         scratch.k.right, scratch.ld_k, c.state + c.part.first * scratch.ld_k,
                          &scratch.prefetch);
   return true;
 }
@@ -129,42 +130,71 @@ void pair_products(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operands>
   }
 }
 
-/// dO -> its quotient by the divisor with the gradient of d behind it, and dO V', S dO likewise.
+/// S dO of the rows that see S.
+template <class Operands>
+void state_products(const ScalarDecayBwdChunk& c, int64_t seeing,
+                    ScalarDecayBwdScratch<Operands>& scratch) {
+  if (seeing == 0) return;
+  const typename Operands::Element* state = nullptr;
+  if constexpr (kHasFloatElements<Operands>) {
+    state = c.state;
+  } else {
+    state = scratch.state;
+  }
+  GemmC out{scratch.dq_state, scratch.ld_k};
+  out.prefetch = &scratch.prefetch;
+  Operands::multiply(seeing, c.shape->head_dim, c.shape->head_dim_v, scratch.dout.left,
+                     scratch.ld_v, state, scratch.ld_k, out);
+}
+
+/// Of row i, from P, dO V' and S dO.
+template <class Operands>
+RowDivisor row_divisor(const ScalarDecayBwdChunk& c, int64_t i, int64_t seeing,
+                       const ScalarDecayBwdScratch<Operands>& scratch) {
+  const ScalarDecayShape& shape = *c.shape;
+  const float* p = scratch.s + i * scratch.ld_rows;
+  float d = 0;
+  for (int64_t j = 0; j <= i; ++j) d += p[j];
+  // Of the undivided output and its gradient.
+  float dot = row_dot(p, scratch.e.floats + i * scratch.ld_rows, i + 1);
+  if (i < seeing) {
+    const float* q = scratch.q.floats + i * scratch.ld_k;
+    const float factor = scratch.factors.from_state[i];
+    d += factor * row_dot(q, c.state + shape.head_dim_v * scratch.ld_k, shape.head_dim);
+    dot += factor * row_dot(q, scratch.dq_state + i * scratch.ld_k, shape.head_dim);
+  }
+  const float floor = shape.divisor == ChunkDivisor::kAtLeastFloor ? c.gates.floor[i] : 1.0f;
+  const float inverse = inverse_divisor(shape.divisor, d, floor);
+  float slope = 1;
+  if (shape.divisor != ChunkDivisor::kSum) {
+    slope = __builtin_fabsf(d) > floor ? __builtin_copysignf(1.0f, d) : 0.0f;
+  }
+  return {inverse, -dot * inverse * inverse * slope};
+}
+
+/// A row of dO -> its quotient by the divisor with the gradient of d behind it.
+inline void divide_row(const RowDivisor& divisor, int64_t head_dim_v, float* dout) {
+  scale_row(dout, head_dim_v, divisor.inverse);
+  dout[head_dim_v] = divisor.dd;
+}
+
+/// dO -> its quotients, and dO V', S dO likewise.
 template <class Operands>
 void divide_gradients(const ScalarDecayBwdChunk& c, int64_t seeing,
                       ScalarDecayBwdScratch<Operands>& scratch) {
   const ScalarDecayShape& shape = *c.shape;
   const float* norm = c.state + shape.head_dim_v * scratch.ld_k;
   for (int64_t i = 0; i < c.rows; ++i) {
-    const float* q = scratch.q.floats + i * scratch.ld_k;
-    const float* p = scratch.s + i * scratch.ld_rows;
     float* e = scratch.e.floats + i * scratch.ld_rows;
     float* from_state = scratch.dq_state + i * scratch.ld_k;
-    float d = 0;
-    float dot = 0;  // of the undivided output and its gradient
-    for (int64_t j = 0; j <= i; ++j) d += p[j];
-    dot = row_dot(p, e, i + 1);
-    if (i < seeing) {
-      const float factor = scratch.factors.from_state[i];
-      d += factor * row_dot(q, norm, shape.head_dim);
-      dot += factor * row_dot(q, from_state, shape.head_dim);
-    }
-    const float floor = shape.divisor == ChunkDivisor::kAtLeastFloor ? c.gates.floor[i] : 1.0f;
-    const float inverse = inverse_divisor(shape.divisor, d, floor);
-    float slope = 1;
-    if (shape.divisor != ChunkDivisor::kSum) {
-      slope = __builtin_fabsf(d) > floor ? __builtin_copysignf(1.0f, d) : 0.0f;
-    }
-    const float dd = -dot * inverse * inverse * slope;
-    const Vf factor = broadcast(inverse);
-    const Vf added = broadcast(dd);
+    const RowDivisor divisor = row_divisor(c, i, seeing, scratch);
+    const Vf factor = broadcast(divisor.inverse);
+    const Vf added = broadcast(divisor.dd);
     for (int64_t j = 0; j <= i; j += kLanes) store(e + j, fma(load(e + j), factor, added));
     for (int64_t j = 0; j < shape.head_dim && i < seeing; j += kLanes) {
       store(from_state + j, fma(load(from_state + j), factor, load(norm + j) * added));
     }
-    float* dout = scratch.dout.floats + i * scratch.ld_v;
-    scale_row(dout, shape.head_dim_v, inverse);
-    dout[shape.head_dim_v] = dd;
+    divide_row(divisor, shape.head_dim_v, scratch.dout.floats + i * scratch.ld_v);
   }
 }
 
@@ -285,10 +315,16 @@ void add_to_dstate(const ScalarDecayBwdChunk& c, int64_t member,
   right_from_floats(scratch.dout.floats, scratch.ld_v, c.rows, columns, scratch.factors.from_state,
                     scratch.dout_decayed, scratch.ld_v);
   const bool is_first = member == 0;
-  update_state<Operands>(c.shape->head_dim, columns, c.rows,
-                         is_first ? scratch.factors.state : 1.0f, !is_first || c.has_dstate,
-                         scratch.q.right, scratch.ld_k, scratch.dout_decayed, scratch.ld_v,
-                         c.dstate, &scratch.prefetch);
+  update_state<Operands>(c.part.count, columns, c.rows, is_first ? scratch.factors.state : 1.0f,
+                         !is_first || c.has_dstate,
+                         Operands::from_column(scratch.q.right, c.part.first), scratch.ld_k,
+                         scratch.dout_decayed, scratch.ld_v, c.dstate + c.part.first * scratch.ld_v,
+                         &scratch.prefetch);
+}
+
+/// The first ones of the chunk.
+inline int64_t rows_that_see_state(const ScalarDecayBwdChunk& c) {
+  return c.has_state ? rows_before_reset(c.gates, c.rows) : 0;
 }
 
 /// One output head: dQ, its part of dK and dV, and what it adds to dS.
@@ -297,20 +333,9 @@ void member_gradients(const ScalarDecayBwdChunk& c, int64_t member,
                       ScalarDecayBwdScratch<Operands>& scratch) {
   const ScalarDecayShape& shape = *c.shape;
   const int64_t columns = state_columns(shape);
-  const int64_t seeing = c.has_state ? rows_before_reset(c.gates, c.rows) : 0;
+  const int64_t seeing = rows_that_see_state(c);
   pair_products<F>(c, scratch);
-  if (seeing > 0) {
-    const typename Operands::Element* state = nullptr;
-    if constexpr (kHasFloatElements<Operands>) {
-      state = c.state;
-    } else {
-      state = scratch.state;
-    }
-    GemmC out{scratch.dq_state, scratch.ld_k};
-    out.prefetch = &scratch.prefetch;
-    Operands::multiply(seeing, shape.head_dim, shape.head_dim_v, scratch.dout.left, scratch.ld_v,
-                       state, scratch.ld_k, out);
-  }
+  state_products(c, seeing, scratch);
   if (shape.divisor != ChunkDivisor::kNone) divide_gradients(c, seeing, scratch);
   scratch.dout.set_right(0, c.rows, columns);
   pair_gradients(c, scratch);
@@ -347,8 +372,8 @@ void finish_bwd(const ScalarDecayBwdChunk& c, double passed,
   store_chunk_rows(scratch.dv, scratch.ld_v, c.rows, shape.head_dim_v, c.dv);
 }
 
-/// All inputs but the other forms of K and V, with Q and dO of the first output head. False: row by
-/// row.
+/// Q, K, V and dO, of these two those of the first output head; not the other forms of K and V.
+/// False: row by row.
 template <class Operands>
 bool pack_bwd_inputs(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operands>& scratch) {
   if (!pack_bwd_state_inputs(c, scratch)) return false;
@@ -358,14 +383,51 @@ bool pack_bwd_inputs(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operand
   return true;
 }
 
-/// dS before the chunk from dS' behind it, in place, where there is no divisor.
+/// S as the products take it.
+template <class Operands>
+void pack_bwd_state(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<Operands>& scratch) {
+  if constexpr (!kHasFloatElements<Operands>) {
+    if (!c.has_state) return;
+    right_from_floats(c.state, scratch.ld_k, c.shape->head_dim_v, c.shape->head_dim, nullptr,
+                      scratch.state, scratch.ld_k);
+  }
+}
+
+/// What outputs are divided by, and what comes back through that, before dS is known.
 template <class F, class Operands>
-bool scalar_decay_bwd_dstate(const ScalarDecayBwdChunk& c) {
+bool scalar_decay_bwd_divisors(const ScalarDecayBwdChunk& c) {
   ScalarDecayBwdScratch<Operands> scratch(c.scratch, *c.shape);
   if (!pack_bwd_inputs(c, scratch)) return false;
+  pack_bwd_keys(c, scratch);
+  pack_bwd_state(c, scratch);
   set_chunk_factors<F>(c.gates, c.shape->scale, c.rows, &scratch.factors);
+  const int64_t seeing = rows_that_see_state(c);
   for (int64_t member = 0; member < c.num_members; ++member) {
     if (member > 0) pack_bwd_queries(c, member, scratch);
+    pair_products<F>(c, scratch);
+    state_products(c, seeing, scratch);
+    for (int64_t i = 0; i < c.rows; ++i) {
+      c.divisors[i * c.num_members + member] = row_divisor(c, i, seeing, scratch);
+    }
+  }
+  return true;
+}
+
+/// dS before the chunk from dS' behind it, in place. With a divisor the inputs have been looked at.
+template <class F, class Operands>
+bool scalar_decay_bwd_dstate(const ScalarDecayBwdChunk& c) {
+  const ScalarDecayShape& shape = *c.shape;
+  ScalarDecayBwdScratch<Operands> scratch(c.scratch, shape);
+  const bool has_divisor = shape.divisor != ChunkDivisor::kNone;
+  if (!has_divisor && !pack_bwd_inputs(c, scratch)) return false;
+  set_chunk_factors<F>(c.gates, shape.scale, c.rows, &scratch.factors);
+  const int64_t num_divided = has_divisor ? c.rows : 0;
+  for (int64_t member = 0; member < c.num_members; ++member) {
+    if (has_divisor || member > 0) pack_bwd_queries(c, member, scratch);
+    for (int64_t i = 0; i < num_divided; ++i) {
+      divide_row(c.divisors[i * c.num_members + member], shape.head_dim_v,
+                 scratch.dout.floats + i * scratch.ld_v);
+    }
     add_to_dstate(c, member, scratch);
   }
   return true;
@@ -383,12 +445,7 @@ bool scalar_decay_bwd_chunk(const ScalarDecayBwdChunk& c) {
   }
   multiply_by_weights(c.gates.weight, c.rows, scratch.weighted_to_state);
   for (int64_t i = 0; i < c.rows; ++i) scratch.row_terms[i] = 0;
-  if constexpr (!kHasFloatElements<Operands>) {
-    if (c.has_state) {
-      right_from_floats(c.state, scratch.ld_k, shape.head_dim_v, shape.head_dim, nullptr,
-                        scratch.state, scratch.ld_k);
-    }
-  }
+  pack_bwd_state(c, scratch);
   gradients_behind(c, scratch);
   const double passed = passed_on(c, scratch);
   for (int64_t member = 0; member < c.num_members; ++member) {

@@ -22,7 +22,8 @@ template <class Operands, class F>
 constexpr ScalarDecayOperandKernels scalar_decay_operand_kernels() {
   return {scalar_decay_fwd_scratch_bytes<Operands>, scalar_decay_fwd_chunk<F, Operands>,
           scalar_decay_bwd_scratch_bytes<Operands>, scalar_decay_bwd_state<F, Operands>,
-          scalar_decay_bwd_dstate<F, Operands>,     scalar_decay_bwd_chunk<F, Operands>};
+          scalar_decay_bwd_divisors<F, Operands>,   scalar_decay_bwd_dstate<F, Operands>,
+          scalar_decay_bwd_chunk<F, Operands>};
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

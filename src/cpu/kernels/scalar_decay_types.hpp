@@ -52,6 +52,18 @@ struct ScalarDecayFwdChunk {
   char* scratch;
 };
 
+/// Some columns of a state, or some rows.
+struct ColumnRange {
+  int64_t first;
+  int64_t count;
+};
+
+/// What a row of an output is divided by, inverted, and the gradient of d.
+struct RowDivisor {
+  float inverse;
+  float dd;
+};
+
 /// A chunk of one state backward. Gradients of shared heads are summed up in `dq` and `dk`, rows of
 /// floats of dk_ld, over the states of a key head: the last one writes them out.
 struct ScalarDecayBwdChunk {
@@ -64,13 +76,17 @@ struct ScalarDecayBwdChunk {
   int64_t num_members;
   ChunkGates gates;
   const float* skip;  ///< head_dim_v factors of v; may be null
+  /// The rows of `state` that bwd_state changes, or of `dstate`: all of them but where bwd_state or
+  /// bwd_dstate is to take a part, which has the same bits.
+  ColumnRange part;
   /// Before the chunk, transposed: columns of the forward's state, each dk_ld floats.
   float* state;
   bool has_state;  ///< false: it is zero
   float*
       dstate;  ///< gradient of the state behind the chunk, then of that before it; not transposed
   bool has_dstate;
-  bool keeps_dstate;  ///< it stays that behind the chunk
+  bool keeps_dstate;     ///< it stays that behind the chunk
+  RowDivisor* divisors;  ///< of each row and output head, between bwd_divisors and bwd_dstate
   float* dq;
   float* dk;
   bool is_added;  ///< to what dq and dk hold
@@ -95,8 +111,10 @@ struct ScalarDecayOperandKernels {
   int64_t (*bwd_scratch_bytes)(const ScalarDecayShape& shape);
   /// The state behind the chunk, in place of the one before it.
   bool (*bwd_state)(const ScalarDecayBwdChunk& chunk);
+  /// `divisors`, from the state before the chunk.
+  bool (*bwd_divisors)(const ScalarDecayBwdChunk& chunk);
   /// The gradient of the state before the chunk, in place of that behind it: what bwd_chunk does to
-  /// it, where there is no divisor. Of some key dimensions, as bwd_state of some value dimensions.
+  /// it. With a divisor it takes what bwd_divisors took, and refuses nothing.
   bool (*bwd_dstate)(const ScalarDecayBwdChunk& chunk);
   bool (*bwd_chunk)(const ScalarDecayBwdChunk& chunk);
 };
