@@ -302,10 +302,12 @@ void write_machine(const Settings& settings) {
     std::getline(words >> std::ws, part, ',');
     while (!part.empty() && std::isspace(static_cast<unsigned char>(part.back()))) part.pop_back();
   }
+  const auto number = [](const std::string& part) { return part.empty() ? "null" : part; };
   std::ofstream(settings.json) << "{\"tokens\": " << kTokens << ", \"hidden\": " << kHidden
                                << ", \"device\": \"" << parts[0] << "\", \"driver\": \"" << parts[1]
-                               << "\", \"sm_mhz\": \"" << parts[2] << "\", \"max_sm_mhz\": \""
-                               << parts[3] << "\", \"commit\": \"" << settings.commit << "\"}\n";
+                               << "\", \"sm_mhz\": " << number(parts[2])
+                               << ", \"max_sm_mhz\": " << number(parts[3]) << ", \"commit\": \""
+                               << settings.commit << "\"}\n";
 }
 
 // -------------------------------------------------------------------------------------- compile

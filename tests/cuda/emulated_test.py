@@ -68,6 +68,7 @@ HOPPER_PROBLEMS = [
     "attention_fwd:b1:hq1:sq200:sk60:d96:causal:sink:max_logit:lse:bf16",
     "attention_fwd:b1:hq2:sq100:sk400:d128:softmax_scale=40:lse:bf16",
     "attention_fwd:b1:hq1:sq70:sk100:d192:dv128:dropout_p=0.2:lse:bf16",
+    "attention_fwd:b1:hq1:sq200:sk300:d256:causal:softmax_scale=9:lse:bf16",
     "attention_fwd:b2:hq2:sq70:sk100:d64:lines5:cache_batch_idx:bias[1,hq,sq,sk]:lse:bf16",
     "attention_fwd:b2:hq2:cu_seqlens_q={0,30,240}:cu_seqlens_k={0,40,190}:d64:softcap=5:lse:bf16",
     "attention_fwd:b3:hq2:hkv1:cu_seqlens_q={0,150,150,200}:cu_seqlens_k={0,100,160,300}:tq220"

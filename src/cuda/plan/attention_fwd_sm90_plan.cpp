@@ -209,6 +209,9 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   const bool is_one_option = flags.has_softcap != is_general(flags) && !flags.has_alibi &&
                              !problem.dropout.is_on && !problem.wants_max_logit &&
                              !knows_sequences && !finds_pages && !follows;
+  // Behind tiles of one or two blocks the next queries come late: results of the tile before have
+  // to leave their buffer first.
+  const int num_query_buffers = tiling.is_dynamic ? 3 : 2;
   if (largest <= 64) {
     const bool has_room = !finds_pages && !is_heavy;
     const bool has_bias = flags.bias != DType::kNone;
@@ -216,6 +219,7 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
     shape.num_warpgroups = is_short && has_room ? 4 : is_wide && is_heavy ? 2 : 3;
     shape.block_n = is_wide ? 128 : 64;
     shape.num_stages = shape.block_n == 64 ? 4 : 2;
+    if (shape.num_warpgroups == 4) shape.num_query_buffers = num_query_buffers;
     const bool copies_more = finds_pages || (is_heavy && has_own_lengths(problem));
     tiling.copy_registers = copies_more ? 56 : 32;
     const int of_warpgroups[] = {0, 0, copies_more ? 224 : 232, copies_more ? 152 : 160, 112};
@@ -229,8 +233,7 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
       shape.block_n = is_one_option ? 96 : 64;
     }
     tiling.query_in_registers = !is_heavy;
-    // The next queries come before results of the tile before have left.
-    if (shape.block_n == 128) shape.num_query_buffers = 3;
+    if (shape.block_n == 128) shape.num_query_buffers = num_query_buffers;
     tiling.holds_back = !follows && !is_heavy;
     // Few keys give their values exactly, which takes weights of 1.
     const bool has_many_keys = problem.max_seqlen_k >= shape.block_n;
