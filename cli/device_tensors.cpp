@@ -70,6 +70,11 @@ OpCall planned_for_device(const OpCall& host, const Context& context) {
     int64_t first_byte = 0, num_bytes = 0;
     find_span(tensor, &first_byte, &num_bytes);
     tensor.device = context.device;
+    if (const std::string whole = host.whole_of(name); !whole.empty()) {
+      tensor.data = call.tensor(whole).data;
+      call.set_tensor(name, tensor);
+      continue;
+    }
     address += kApart;
     tensor.data = reinterpret_cast<char*>(address - static_cast<uintptr_t>(first_byte));
     call.set_tensor(name, tensor);
@@ -87,6 +92,13 @@ DeviceCall::DeviceCall(const OpCall& host, const Context& context) : call_(host)
   for (const std::string& name : host.tensor_names()) {
     Piece piece;
     piece.host = host.tensor(name);
+    if (const std::string whole = host.whole_of(name); !whole.empty()) {
+      TensorView device = piece.host;
+      device.device = context.device;
+      device.data = call_.tensor(whole).data;
+      call_.set_tensor(name, device);
+      continue;
+    }
     piece.is_written = host.writes(name);
     find_span(piece.host, &piece.first_byte, &piece.num_bytes);
     // Also a tensor without elements has an address.

@@ -169,10 +169,15 @@ OwnedCall random_call(const ProblemText& problem, uint64_t seed) {
   const Sizes sizes = resolve_sizes(problem);
   for (const std::string& name : call.tensor_names()) {
     const TensorView shape = call.tensor(name);
+    const TensorItem* item = problem.find_tensor(name);
+    if (item != nullptr && !item->whole.empty()) {
+      const TensorView whole = call.tensor(item->whole);
+      call.set_tensor(name, whole.sliced(whole.ndim - 1, 0, shape.shape[last_dim(shape)]));
+      continue;
+    }
     const TensorView tensor = owned.pool.make(shape.dtype, shape_of(shape));
     call.set_tensor(name, tensor);
     const TensorSpec& row = *call.spec().find_tensor(name);
-    const TensorItem* item = problem.find_tensor(name);
     if (row.direction == Direction::kOut) {
       poison(tensor);
     } else if (item != nullptr && item->has_values) {

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Decode (one query of each sequence over cached keys) beside PyTorch's backends, and beside what
-the card reads: a kernel that only sums bytes, timed in the same rounds on as much memory.
+"""Decode (few queries of each sequence over cached keys) beside PyTorch's backends, and beside what
+the card reads: a kernel that only sums bytes, timed in the same rounds on as much memory. Latent
+attention (head_dim 576, values are the first 512 columns of keys) also beside two matrix products
+and a softmax, for PyTorch's backends do not take it; its keys are counted once.
 
-    bench/gpu/decode.py --library build/gpu/libflashtile.so [--json FILE] [--quick]
+    bench/gpu/decode.py --library build/gpu/libflashtile.so [--json FILE] [--quick] [--only TEXT]
 
 One line for each problem; --json writes one JSON line for each (problem, implementation). Times are
 those of a CUDA graph of calls, so that they are the device's; `launch` is the time of a call from
@@ -12,6 +14,7 @@ float32.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -24,19 +27,50 @@ import library
 import peers
 import timing
 
-HEAD_DIM = 128
 L2_BYTES = 256 << 20  # several times what any GPU keeps
 
-# (batch, query heads, key heads, keys, page size; 0: not paged)
-PROBLEMS = [
+
+@dataclasses.dataclass
+class Shape:
+    batch: int
+    heads: int
+    heads_kv: int
+    keys: int
+    page_size: int = 0  # 0: not paged
+    seqlen_q: int = 1
+    dim: int = 128
+    dim_v: int = 128  # less than dim: values are the first columns of keys
+
+    def __str__(self):
+        kind = "latent" if self.is_latent() else "plain"
+        return (f"{kind} b={self.batch:3d} sq={self.seqlen_q} hq={self.heads:3d} "
+                f"hkv={self.heads_kv:2d} keys={self.keys:6d} page={self.page_size:3d}")
+
+    def is_latent(self):
+        return self.dim_v < self.dim
+
+
+def latent(batch, heads, keys, page_size=0, seqlen_q=1):
+    return Shape(batch, heads, 1, keys, page_size, seqlen_q, 576, 512)
+
+
+PLAIN = [Shape(*shape) for shape in (
     (1, 32, 8, 1024, 0), (1, 8, 8, 4096, 0), (16, 32, 8, 1024, 0), (1, 32, 8, 16384, 0),
     (1, 64, 64, 8192, 0), (4, 32, 8, 16384, 0), (16, 16, 4, 8192, 0), (16, 16, 4, 8192, 16),
     (1, 64, 8, 131072, 0), (1, 64, 8, 131072, 16), (8, 32, 8, 16384, 0), (8, 8, 1, 131072, 0),
     (32, 32, 8, 8192, 0), (32, 32, 8, 8192, 16), (32, 32, 8, 8192, 64), (32, 32, 8, 8192, 256),
     (8, 32, 32, 16384, 0), (8, 64, 8, 65536, 0), (128, 32, 8, 4096, 0), (128, 32, 8, 4096, 16),
     (128, 8, 8, 4096, 0), (128, 64, 8, 8192, 0), (128, 64, 64, 1024, 0), (128, 32, 32, 1024, 16),
+)]
+LATENT = [
+    latent(1, 16, 1024), latent(4, 128, 4096), latent(1, 16, 131072), latent(1, 128, 131072),
+    latent(32, 16, 8192), latent(32, 64, 8192), latent(32, 128, 8192), latent(64, 16, 16384),
+    latent(128, 16, 8192), latent(128, 64, 8192), latent(128, 128, 8192), latent(16, 32, 65536),
+    latent(128, 16, 8192, seqlen_q=4), latent(128, 64, 8192, seqlen_q=2), latent(128, 64, 1024),
+    latent(128, 16, 8192, 64), latent(128, 64, 8192, 64), latent(128, 64, 8192, 16),
 ]
-QUICK = [PROBLEMS[i] for i in (2, 5, 8, 12, 13, 18)]
+PROBLEMS = PLAIN + LATENT
+QUICK = [PLAIN[i] for i in (2, 5, 8, 12, 13, 18)] + [LATENT[i] for i in (2, 8, 9, 10, 17)]
 
 READ_SOURCE = r"""
 extern "C" __global__ void __launch_bounds__(512, 2) read_all(const uint4* data, int count,
@@ -80,57 +114,79 @@ class Problem:
     """Tensors of one problem, in as many copies as keep the L2 cache out of the timing."""
 
     def __init__(self, shape, lib, generator):
-        self.batch, self.heads, self.heads_kv, self.keys, self.page_size = shape
-        self.cache_bytes = self.batch * self.heads_kv * self.keys * HEAD_DIM * 2 * 2
+        self.shape = shape
+        num_tensors = 1 if shape.is_latent() else 2
+        self.cache_bytes = shape.batch * shape.heads_kv * shape.keys * shape.dim * 2 * num_tensors
         self.num_copies = max(1, min(64, math.ceil(L2_BYTES / self.cache_bytes)))
-        lines = (self.batch, self.keys)
-        if self.page_size:
-            lines = (self.batch * self.keys // self.page_size, self.page_size)
+        lines = (shape.batch, shape.keys)
+        if shape.page_size:
+            lines = (shape.batch * shape.keys // shape.page_size, shape.page_size)
         # One allocation with all copies of k and v, which the reader reads as a whole.
-        self.memory = torch.empty((self.num_copies, 2, *lines, self.heads_kv, HEAD_DIM),
+        self.memory = torch.empty((self.num_copies, num_tensors, *lines, shape.heads_kv, shape.dim),
                                   device="cuda", dtype=torch.bfloat16)
         for part in self.memory.flatten(0, 2).split(1 << 12):
             part.normal_(generator=generator)
-        self.q = torch.randn((self.batch, 1, self.heads, HEAD_DIM), device="cuda",
+        self.q = torch.randn((shape.batch, shape.seqlen_q, shape.heads, shape.dim), device="cuda",
                              dtype=torch.bfloat16, generator=generator)
-        self.out = torch.full_like(self.q, math.nan)
-        tensors, options = {"q": self.q, "out": self.out}, {}
+        self.out = torch.full_like(self.q[..., :shape.dim_v], math.nan).contiguous()
+        tensors = {"q": self.q, "out": self.out}
+        options = {"causal": "true"} if shape.seqlen_q > 1 else {}
         self.table = None
-        if self.page_size:
+        if shape.page_size:
             pages = torch.randperm(lines[0], device="cuda", generator=generator)
-            self.table = pages.to(torch.int32).view(self.batch, -1).contiguous()
+            self.table = pages.to(torch.int32).view(shape.batch, -1).contiguous()
             tensors["block_table"] = self.table
-        self.calls = [library.Call(lib, "attention_fwd",
-                                   {**tensors, "k": self.memory[i, 0], "v": self.memory[i, 1]},
-                                   options) for i in range(self.num_copies)]
+        self.calls = []
+        for copy in range(self.num_copies):
+            k, v = self.cache(copy)
+            self.calls.append(library.Call(lib, "attention_fwd", {**tensors, "k": k, "v": v},
+                                           options))
+
+    def cache(self, copy):
+        k, v = self.memory[copy, 0], self.memory[copy, -1]
+        return k, v[..., :self.shape.dim_v]
 
     def dense(self, copy=0):
         """k and v of a copy as (batch, keys, heads, dim)."""
-        k, v = self.memory[copy]
+        k, v = self.cache(copy)
         if self.table is not None:
             index = self.table.long()
             k, v = (x[index].flatten(1, 2) for x in (k, v))
         return k, v
 
     def error(self):
-        """Against float32, of the last sequence and head."""
+        """Against float32, of the last query of the last sequence and head."""
         self.calls[0].run()
         k, v = (x[-1, :, -1].float() for x in self.dense())
-        expected = torch.softmax(self.q[-1, 0, -1].float() @ k.T / math.sqrt(HEAD_DIM), -1) @ v
-        return ((self.out[-1, 0, -1].float() - expected).norm() / expected.norm()).item()
+        scores = self.q[-1, -1, -1].float() @ k.T / math.sqrt(self.shape.dim)
+        expected = torch.softmax(scores, -1) @ v
+        return ((self.out[-1, -1, -1].float() - expected).norm() / expected.norm()).item()
 
-    def peer(self, backend):
+    def peers(self):
+        """Names of what can be timed beside it."""
+        if self.shape.page_size:
+            return ()
+        return ("matmul",) if self.shape.is_latent() else ("sdpa-fa2", "sdpa-cudnn")
+
+    def peer(self, name):
+        """A function for each copy."""
         q = self.q.transpose(1, 2)
-        caches = [tuple(x.transpose(1, 2) for x in self.memory[i])
-                  for i in range(self.num_copies)]
+        caches = [tuple(x.transpose(1, 2) for x in self.cache(i)) for i in range(self.num_copies)]
 
-        def function(k, v):
+        def sdpa(k, v):
             def run():
-                with sdpa_kernel(backend), torch.no_grad():
-                    return scaled_dot_product_attention(q, k, v,
-                                                        enable_gqa=self.heads != self.heads_kv)
+                with sdpa_kernel(peers.BACKENDS[name]), torch.no_grad():
+                    return scaled_dot_product_attention(
+                        q, k, v, enable_gqa=self.shape.heads != self.shape.heads_kv)
             return run
-        functions = [function(k, v) for k, v in caches]
+
+        def matmul(k, v):
+            rows = q.flatten(1, 2) / math.sqrt(self.shape.dim)
+
+            def run():
+                return torch.softmax(rows @ k[:, 0].transpose(1, 2), -1) @ v[:, 0]
+            return run
+        functions = [(matmul if name == "matmul" else sdpa)(k, v) for k, v in caches]
         functions[0]()
         return functions
 
@@ -165,9 +221,9 @@ def measure(shape, lib, generator, read, rounds):
     graphs["read"] = graph_of([lambda i=i: read(problem.memory[i])
                                for i in range(problem.num_copies)] * turns)
     eager = {"flashtile": timing.Rotation([call.run for call in problem.calls])}
-    for name in ("sdpa-fa2", "sdpa-cudnn") if not problem.page_size else ():
+    for name in problem.peers():
         try:
-            functions = problem.peer(peers.BACKENDS[name])
+            functions = problem.peer(name)
             graphs[name] = graph_of(functions * turns)
             eager[name] = timing.Rotation(functions)
         except RuntimeError as fault:
@@ -190,7 +246,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--library", required=True)
     parser.add_argument("--json")
-    parser.add_argument("--quick", action="store_true", help="six problems")
+    parser.add_argument("--quick", action="store_true", help="a few problems")
+    parser.add_argument("--only", default="", help="problems whose line begins like this")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     lib = library.Library(args.library)
@@ -200,21 +257,20 @@ def main():
     print(f"# {record}")
     sink = open(args.json, "w") if args.json else None
     for shape in QUICK if args.quick else PROBLEMS:
+        if not str(shape).startswith(args.only):
+            continue
         problem, error, results = measure(shape, lib, generator, read, args.rounds)
         share = results["flashtile"]["gb_s"] / results["read"]["gb_s"]
-        line = (f"b={problem.batch:3d} hq={problem.heads:2d} hkv={problem.heads_kv:2d} "
-                f"keys={problem.keys:6d} page={problem.page_size:3d} "
-                f"{problem.cache_bytes / 1e6:6.0f} MB err {error:.1e} of read {share:.3f} ")
+        line = f"{shape} {problem.cache_bytes / 1e6:6.0f} MB err {error:.1e} of read {share:.3f} "
         for name, result in results.items():
             line += f" {name} {result['gb_s']:5.0f} GB/s {result['ms'] * 1e3:.1f} us"
             if "launch_ms" in result:
                 line += f" (launch {result['launch_ms'] * 1e3:.1f})"
             if sink:
                 sink.write(json.dumps({
-                    "op": "decode", "impl": name, "batch": problem.batch, "heads": problem.heads,
-                    "heads_kv": problem.heads_kv, "keys": problem.keys, "dim": HEAD_DIM,
-                    "page_size": problem.page_size, "cache_bytes": problem.cache_bytes,
-                    "error": error, "of_read": share, **result, **record}) + "\n")
+                    "op": "decode", "impl": name, **dataclasses.asdict(shape),
+                    "cache_bytes": problem.cache_bytes, "error": error, "of_read": share,
+                    **result, **record}) + "\n")
         print(line, flush=True)
         del problem
         torch.cuda.empty_cache()

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "core/text.hpp"
+#include "core/validate.hpp"
 #include "flashtile/error.hpp"
 
 namespace flashtile {
@@ -114,6 +115,14 @@ std::vector<std::string> OpCall::tensor_names() const {
 OptionValue OpCall::option(std::string_view name) const {
   const OptionSpec& row = row_of_caller(*spec_, spec_->options, "option", name);
   return row.get(args_.get(), family_suffix(row.name, name));
+}
+
+std::string OpCall::whole_of(std::string_view name) const {
+  const TensorView part = tensor(name);
+  for (std::string& other : tensor_names()) {
+    if (is_leading_part(part, tensor(other))) return std::move(other);
+  }
+  return {};
 }
 
 bool OpCall::writes(std::string_view name) const {

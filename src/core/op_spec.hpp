@@ -163,6 +163,8 @@ class OpCall {
   OptionValue option(std::string_view name) const;
   /// Full names of the tensors that are given, table order, families expanded.
   std::vector<std::string> tensor_names() const;
+  /// The tensor whose first columns this one is, in the same memory; empty: none.
+  std::string whole_of(std::string_view name) const;
   /// True for a tensor that the call writes: an output, or what it changes in place.
   bool writes(std::string_view name) const;
   /// Full names of the options that are not at their default.

@@ -155,6 +155,23 @@ bool views_overlap(const TensorView& a, const TensorView& b, int64_t max_work) {
   return sum.reaches(distance - bytes_a + 1, distance + bytes_b - 1);
 }
 
+bool is_leading_part(const TensorView& part, const TensorView& whole) {
+  if (part.data != whole.data || part.dtype != whole.dtype || part.device != whole.device ||
+      part.ndim != whole.ndim || part.ndim < 2) {
+    return false;
+  }
+  const auto last = static_cast<size_t>(part.ndim - 1);
+  bool has_rows = part.data != nullptr;
+  for (size_t d = 0; d < last; ++d) {
+    if (part.shape[d] != whole.shape[d]) return false;
+    if (part.shape[d] <= 1) continue;
+    if (part.strides[d] != whole.strides[d]) return false;
+    has_rows = true;
+  }
+  return has_rows && part.shape[last] > 0 && part.shape[last] < whole.shape[last] &&
+         (part.shape[last] == 1 || part.strides[last] == whole.strides[last]);
+}
+
 bool overlaps_itself(const TensorView& view, int64_t max_work) {
   if (is_empty(view)) return false;
   std::array<Term, TensorView::kMaxDims> dims{};

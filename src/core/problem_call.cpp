@@ -8,6 +8,7 @@
 #include "core/problem_text.hpp"
 #include "core/shape_spec.hpp"
 #include "core/text.hpp"
+#include "core/validate.hpp"
 #include "flashtile/error.hpp"
 
 namespace flashtile {
@@ -111,6 +112,18 @@ void check_values(const OpSpec& spec, const TensorItem& item, const TensorView& 
   }
 }
 
+/// The part of `whole` that has the shape of `view`.
+TensorView leading_part(const OpSpec& spec, const TensorView& whole, const TensorItem& item,
+                        const TensorView& view) {
+  TensorView part = view;
+  part.strides = whole.strides;
+  if (!is_leading_part(part, whole)) {
+    fail(spec, item.name + " is to be the first columns of " + item.whole + ", but is " +
+                   to_string(view) + " and " + (whole ? to_string(whole) : "not there"));
+  }
+  return part;
+}
+
 }  // namespace
 
 int64_t size_or_default(const OpSpec& spec, const Sizes& sizes, std::string_view name) {
@@ -144,7 +157,10 @@ OpCall make_call(const ProblemText& problem) {
   for (const PresentTensor& tensor : presence.tensors()) {
     const std::vector<int64_t> shape = shape_of(problem, presence, sizes, tensor);
     try {
-      const TensorView view(nullptr, presence.dtype_of(tensor), shape);
+      TensorView view(nullptr, presence.dtype_of(tensor), shape);
+      if (tensor.item != nullptr && !tensor.item->whole.empty()) {
+        view = leading_part(spec, call.tensor(tensor.item->whole), *tensor.item, view);
+      }
       if (tensor.item != nullptr) check_values(spec, *tensor.item, view);
       call.set_tensor(tensor.name(), view);
     } catch (const Error& error) {

@@ -7,6 +7,7 @@
 #include "core/problem_presence.hpp"
 #include "core/problem_text.hpp"
 #include "core/shape_spec.hpp"
+#include "core/validate.hpp"
 
 namespace flashtile {
 namespace {
@@ -116,6 +117,9 @@ void describe_tensor(const GivenTensor& tensor, std::span<const GivenTensor> all
   const bool goes_without_saying = Presence(problem).find(row.name, tensor.suffix) != nullptr;
   TensorItem item;
   item.name = tensor.name();
+  for (const GivenTensor& other : all) {
+    if (is_leading_part(tensor.view, other.view)) item.whole = other.name();
+  }
   if (has_readable_values(tensor.view)) {
     item.has_values = true;
     item.values = read_values(tensor.view);
@@ -129,7 +133,8 @@ void describe_tensor(const GivenTensor& tensor, std::span<const GivenTensor> all
   const bool has_own_dtype = self == nullptr || presence.dtype_of(*self) == tensor.view.dtype;
   TensorItem& added = problem.tensors.back();
   if (!has_own_dtype) added.dtype = tensor.view.dtype;
-  if (goes_without_saying && has_own_dtype && !added.has_dims && !added.has_values) {
+  if (goes_without_saying && has_own_dtype && !added.has_dims && !added.has_values &&
+      added.whole.empty()) {
     problem.tensors.pop_back();
   }
 }

@@ -128,8 +128,10 @@ class Parser {
       if (!item.has_dims && item.dtype == DType::kNone && text_.substr(pos_).starts_with("none")) {
         pos_ += 4;
         item.is_left_out = true;
-      } else {
+      } else if (at('{')) {
         parse_values(item);
+      } else {
+        parse_whole(item);
       }
     }
     problem_.tensors.push_back(std::move(item));
@@ -159,6 +161,15 @@ class Parser {
   }
 
   void expect(char c, const std::string& what) { expect(c, what.c_str()); }
+
+  void parse_whole(TensorItem& item) {
+    const size_t begin = pos_;
+    item.whole = word();
+    if (problem_.spec->find_tensor(item.whole) == nullptr || item.whole == item.name) {
+      fail(begin, "expected '{' and values for the tensor " + item.name +
+                      ", or the input whose first columns it is");
+    }
+  }
 
   void parse_values(TensorItem& item) {
     expect('{', "and values for the tensor " + item.name);
@@ -274,6 +285,7 @@ std::string tensor_text(const TensorItem& item) {
   std::string text = item.name;
   if (item.is_left_out) return text + "=none";
   if (item.dtype != DType::kNone) text += "." + std::string(dtype_name(item.dtype));
+  if (!item.whole.empty()) return text + "=" + item.whole;
   if (item.has_dims) text += "[" + joined(item.dims, [](const std::string& d) { return d; }) + "]";
   if (item.has_values) {
     text += "={" + joined(item.values, [](int64_t value) { return std::to_string(value); }) + "}";

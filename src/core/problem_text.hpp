@@ -16,6 +16,7 @@
 //                      which +1 may follow
 //   NAME={1,2,3}       an integer tensor with those values (cu_seqlens_q={0,3,10}); a shape may
 //                      stand before the = sign (block_table[2,2]={0,1,2,3})
+//   NAME=OTHER         an input that is the first columns of another, in the same memory (v=k)
 //   NAME=none          leaves out a gradient that would be there because its input is
 //   NAME.dtype         may follow a tensor's name to give it a dtype: out.f32, aux.table.i32[16]
 //
@@ -39,6 +40,7 @@ struct TensorItem {
   bool has_values = false;
   std::vector<int64_t> values;  ///< for {...}
   bool is_left_out = false;     ///< NAME=none
+  std::string whole;            ///< OTHER in NAME=OTHER
 
   bool operator==(const TensorItem&) const = default;
 };

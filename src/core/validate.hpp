@@ -18,6 +18,10 @@ Sizes validate_shapes(const OpSpec& spec, const void* args);
 /// (beyond it the answer is true). `max_work` bounds the search.
 bool views_overlap(const TensorView& a, const TensorView& b, int64_t max_work = 1 << 20);
 
+/// True where `part` is the first columns of `whole`, fewer than all, in the same memory. Without
+/// memory strides tell.
+bool is_leading_part(const TensorView& part, const TensorView& whole);
+
 /// True when two different indices of a view are the same element.
 bool overlaps_itself(const TensorView& view, int64_t max_work = 1 << 20);
 

@@ -134,6 +134,13 @@ const std::vector<std::string> kStored = {
     "seqused_k={300,250,17}:causal",
     ":b2:hq4:hkv2:sq2:sk100:d32:lines5:cache_batch_idx:seqused_k={100,33}",
     ":b3:hq4:hkv2:sq140:sk160:d32:lines3:cache_batch_idx:leftpad_k={0,4,160}:causal:bf16",
+    // Values are the first columns of keys.
+    ":b2:hq4:hkv2:sq40:sk100:d40:dv24:v=k:causal:bf16",
+    ":b2:hq16:hkv1:sq2:sk300:d576:dv512:v=k:causal:bf16",
+    ":b2:hq80:hkv1:sq1:sk200:d576:dv512:block_table:page_size=16:v=k:seqused_k={200,77}:sink:bf16",
+    ":b1:hq4:hkv2:sq70:sk150:d320:dv200:v=k:window_left=40:window_right=9:max_logit:f16",
+    ":hq2:hkv1:d512:dv256:cu_seqlens_q={0,5,5,9}:cu_seqlens_k={0,100,160,300}:v=k:causal:bf16",
+    ":b1:hq2:hkv1:sq10:sk200:d576:dv512:v=k:softcap=30:alibi_slopes[hq]:mask='k_idx % 3 != 1':bf16",
     ":b1:hq2:sq40:sk150:d16:causal:out.f32:bf16",
     ":b1:hq2:sq40:sk150:d16:causal:out.f32:f16",
     ":b2:hq4:hkv2:sq40:sk150:d16:causal:max_logit:weights:dropout_mask:dropout_p=0.3",

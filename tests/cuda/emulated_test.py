@@ -98,6 +98,17 @@ HOPPER_PROBLEMS = [
 ]
 
 
+# Values that are the first columns of keys; splits, pages, masks, tiles that are done again.
+LATENT_PROBLEMS = [
+    "attention_fwd:b2:hq16:hkv1:sq2:sk700:d576:dv512:v=k:causal:seqused_k={700,130}:lse:bf16",
+    "attention_fwd:b2:hq80:hkv1:sq1:sk200:ps16:np30:pp15:d512:dv512:v=k:block_table"
+    ":seqused_k={190,70}:lse:bf16",
+    "attention_fwd:b1:hq4:hkv2:sq70:sk150:d320:dv200:v=k:window_left=40:sink:max_logit:lse:f16",
+    "attention_fwd:b1:hq8:hkv1:sq2:sk300:d576:dv512:softmax_scale=40:v=k:mask='k_idx % 3 != 1'"
+    ":lse:bf16",
+]
+
+
 def nvrtc_path():
     """What the library finds without a driver."""
     text = subprocess.run([CLI, "info"], capture_output=True, text=True, check=True).stdout
@@ -157,6 +168,12 @@ class EmulatedTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         rows = re.findall(r"attention_fwd_sm90 +(\d+) +0 +0 ", result.stdout)
         self.assertEqual(sum(map(int, rows)), len(HOPPER_PROBLEMS), result.stdout)
+
+    def test_latent_forward_agrees_with_the_reference(self):
+        result = check(self.folder, self.nvrtc, "90", LATENT_PROBLEMS,
+                       FLASHTILE_IMPL="attention_fwd_latent_sm90")
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertRegex(result.stdout, r"attention_fwd_latent_sm90 +4 +0 +0 ")
 
     def test_what_masks_hide_may_hold_anything(self):
         cases = self.folder / "hidden"

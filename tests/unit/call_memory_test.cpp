@@ -68,6 +68,15 @@ TEST(CallMemory, EverythingElseCounts) {
   EXPECT_NE(plain, key_of(plain_args(), {}, /*is_backward=*/true));
 }
 
+TEST(CallMemory, ValuesInKeysCount) {
+  AttentionArgs inside = plain_args();
+  inside.v = inside.k.sliced(3, 0, 32);
+  AttentionArgs apart = inside;
+  apart.v.data = plain_args().v.data;
+  EXPECT_EQ(key_of(inside), key_of(inside));
+  EXPECT_NE(key_of(inside), key_of(apart));
+}
+
 TEST(CallMemory, CallsThatNeedALookAtMemoryAreNotKept) {
   AttentionArgs host_lengths = plain_args();
   const int32_t lengths[] = {0, 16, 32};

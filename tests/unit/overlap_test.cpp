@@ -40,6 +40,32 @@ Bytes bytes_of(const TensorView& v) {
   return result;
 }
 
+TEST(IsLeadingPart, TakesTheFirstColumnsOfTheSameRows) {
+  const TensorView whole = view(0, DType::kBF16, {2, 9, 1, 72}, {648, 72, 72, 1});
+  EXPECT_TRUE(is_leading_part(whole.sliced(3, 0, 64), whole));
+  EXPECT_FALSE(is_leading_part(whole, whole));
+  EXPECT_FALSE(is_leading_part(whole.sliced(3, 0, 0), whole));
+  EXPECT_FALSE(is_leading_part(whole.sliced(3, 1, 65), whole));
+  EXPECT_FALSE(is_leading_part(whole.sliced(1, 0, 8).sliced(3, 0, 64), whole));
+  EXPECT_FALSE(is_leading_part(view(0, DType::kBF16, {2, 9, 1, 64}, {576, 64, 64, 1}), whole));
+  EXPECT_FALSE(is_leading_part(view(0, DType::kF16, {2, 9, 1, 64}, {648, 72, 72, 1}), whole));
+  // The stride of a single head is nobody's.
+  EXPECT_TRUE(is_leading_part(view(0, DType::kBF16, {2, 9, 1, 64}, {648, 72, 5, 1}), whole));
+  TensorView part = whole.sliced(3, 0, 64);
+  part.device = {DeviceType::kCuda, 0};
+  EXPECT_FALSE(is_leading_part(part, whole));
+}
+
+TEST(IsLeadingPart, IsToldByStridesWithoutMemory) {
+  const std::vector<int64_t> rows = {9, 72}, row = {1, 72}, part = {9, 64}, contiguous = {64, 1};
+  const TensorView whole(nullptr, DType::kBF16, rows);
+  EXPECT_TRUE(is_leading_part(whole.sliced(1, 0, 64), whole));
+  EXPECT_FALSE(is_leading_part(TensorView(nullptr, DType::kBF16, part, contiguous), whole));
+  // One row says nothing.
+  const TensorView single(nullptr, DType::kBF16, row);
+  EXPECT_FALSE(is_leading_part(single.sliced(1, 0, 64), single));
+}
+
 TEST(ViewsOverlap, SlicesOfAPackedBufferAreApart) {
   // (batch, seqlen, 3, heads, head_dim), f32: q, k, v are interleaved.
   const int64_t b = 4, s = 1000, h = 16, d = 64;

@@ -142,6 +142,7 @@ TEST_F(ProblemTextTest, ErrorsNameTheColumn) {
       {"scale_rows:bias[1,q]", "column 19: expected a number or a size, found 'q'"},
       {"scale_rows:bias[1,2", "column 20: expected ']' behind the shape of bias"},
       {"scale_rows:bias=3", "column 17: expected '{' and values for the tensor bias"},
+      {"scale_rows:bias=bias", "column 17: expected '{' and values for the tensor bias, or"},
       {"scale_rows:num_used={1,x}", "column 24: expected an integer, found 'x'"},
       {"scale_rows:num_used={1,", "column 24: expected an integer, found ''"},
       {"scale_rows:num_used={1", "column 23: expected '}' behind the values of num_used"},
@@ -160,6 +161,12 @@ TEST_F(ProblemTextTest, CallsThatCannotBeMadeAreErrors) {
             "scale_rows: table.t has no shape, expected one, such as table.t[16]");
   EXPECT_EQ(error_of("scale_rows:b3:num_used[b]={1,2}"),
             "scale_rows: num_used has 2 values, expected 3");
+  EXPECT_EQ(error_of("attention_fwd:sq2:d8:v=k"),
+            "attention_fwd: v is to be the first columns of k, but is f32 (1, 2, 1, 8) and "
+            "f32 (1, 2, 1, 8)");
+  EXPECT_EQ(error_of("attention_fwd:sq2:d8:dv4:k=v"),
+            "attention_fwd: k is to be the first columns of v, but is f32 (1, 2, 1, 8) and not "
+            "there");
   EXPECT_EQ(error_of("scale_rows:r2:num_used={4294967296}"),
             "scale_rows: value 4294967296 of num_used does not fit into i32");
   EXPECT_EQ(error_of("scale_rows:bias[1,3]={1,2,3}"),
@@ -230,11 +237,11 @@ class RandomProblem {
     add_tensor(problem, "factor", {"b", "r"});
     add_tensor(problem, "table.first", {"16"});
     if (flip()) {
-      TensorItem values{"num_used", DType::kNone, false, {}, true, {}, false};
+      TensorItem values{"num_used", DType::kNone, false, {}, true, {}, false, {}};
       for (int64_t i = below(4); i > 0; --i) values.values.push_back(below(100) - 50);
       problem.tensors.push_back(values);
     }
-    if (flip()) problem.tensors.push_back({"dx", DType::kNone, false, {}, false, {}, true});
+    if (flip()) problem.tensors.push_back({"dx", DType::kNone, false, {}, false, {}, true, {}});
     return problem;
   }
 
@@ -328,7 +335,13 @@ TEST_F(ProblemTextTest, AttentionTextsOfTheDocs) {
   EXPECT_EQ(shape_text(paged.tensor("k")), "f32 (4, 8, 1, 16)");
   EXPECT_EQ(shape_text(paged.tensor("q")), "f32 (2, 2, 4, 16)");
 
-  for (const OpCall* each : {&call, &packed, &paged}) {
+  const OpCall inside = make_call(parse_problem("attention_fwd:b2:hq4:hkv1:sq9:d72:dv64:v=k:bf16"));
+  EXPECT_EQ(shape_text(inside.tensor("v")), "bf16 (2, 9, 1, 64) strides (648, 72, 72, 1)");
+  EXPECT_EQ(inside.whole_of("v"), "k");
+  EXPECT_EQ(inside.whole_of("k"), "");
+  EXPECT_EQ(problem_text(inside), "attention_fwd:b2:hq4:hkv1:sq9:d72:dv64:v=k:bf16");
+
+  for (const OpCall* each : {&call, &packed, &paged, &inside}) {
     const OpCall again = make_call(parse_problem(problem_text(*each)));
     EXPECT_TRUE(same_call(again, *each)) << problem_text(*each);
   }

@@ -6,6 +6,7 @@
 
 #include "cuda/jit/kernel.hpp"
 #include "cuda/launch/attention_params.hpp"
+#include "cuda/runtime/current.hpp"
 
 namespace flashtile::cuda {
 namespace {
@@ -72,6 +73,7 @@ class ForwardArguments {
     params_.debug = debug_param(args);
     if (plan.lse.bytes > 0) params_.lse = own_lse(problem, plan, workspace);
     before_ = params_;
+    if (plan.tiling.box_rows > 0) keys_ = row_boxes(args.k, plan.tiling.box_rows);
     append_ = append_params(problem, args, region_at<char>(workspace, plan.turned_q));
     if (append_.turned_q.data != nullptr) params_.q = append_.turned_q;
   }
@@ -79,6 +81,7 @@ class ForwardArguments {
   /// One pointer for each parameter of a kernel.
   std::vector<void*> of(std::string_view stem) {
     if (stem == "attention_append") return {&before_, &append_};
+    if (stem == "attention_fwd_latent_sm90") return {&params_, expressions_.data(), &keys_};
     return {&params_, expressions_.data()};
   }
 
@@ -86,12 +89,14 @@ class ForwardArguments {
   device::AttentionParams params_;
   device::AttentionParams before_;  ///< with queries as they came
   device::AppendParams append_;
+  device::TensorMapParam keys_;  ///< where the copy engine takes them
   ExpressionArguments expressions_;
 };
 
 void launch_forward_kernels(const AttentionProblem& problem, const ForwardPlan& plan,
                             std::span<const KernelChoice> kernels, const AttentionArgs& args,
                             const Context& context) {
+  const CurrentContext current(context);  // tensor maps are made in one
   char* workspace = device_workspace("attention_fwd", context, plan.workspace_bytes);
   ForwardArguments arguments(problem, plan, args, workspace);
   // All are found before the first one runs.

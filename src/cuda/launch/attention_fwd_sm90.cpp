@@ -4,47 +4,18 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstring>
 #include <initializer_list>
 #include <random>
 
 #include "cuda/jit/kernel.hpp"
 #include "cuda/launch/attention_params.hpp"
 #include "cuda/runtime/current.hpp"
-#include "cuda/runtime/tensor_map.hpp"
 
 namespace flashtile::cuda {
 namespace {
 
-constexpr int32_t kChunkColumns = 64;
 constexpr int64_t kFar = int64_t{1} << 30;
 constexpr double kLog2e = 1.4426950408889634;
-
-/// Boxes of 64 columns and `box_rows` rows of one head of (batch, seqlen, heads, dim), or of
-/// (total, heads, dim).
-device::TensorMapParam tensor_map(const TensorView& tensor, int box_rows) {
-  TensorMapSpec spec;
-  spec.dtype = tensor.dtype;
-  spec.data = tensor.data;
-  spec.ndim = 4;
-  // Packed ones are of one batch.
-  const size_t first = tensor.ndim == 4 ? 1 : 0;
-  const size_t order[] = {first + 2, first, first + 1, 0};
-  for (size_t i = 0; i < 4; ++i) {
-    spec.shape[i] = i == 3 && tensor.ndim == 3 ? 1 : tensor.shape[order[i]];
-    // The stride of what is there once may be anything; the engine wants a good one.
-    spec.strides[i] = spec.shape[i] == 1 ? kChunkColumns : tensor.strides[order[i]];
-  }
-  spec.strides[0] = 1;
-  spec.box = {kChunkColumns, box_rows, 1, 1, 1};
-  spec.swizzle = driver::kSwizzle128;
-  spec.promotion = driver::kPromote256;
-  const driver::TensorMapBytes bytes = encode_tensor_map(spec);
-  device::TensorMapParam param;
-  static_assert(sizeof param.bytes == sizeof bytes);
-  std::memcpy(param.bytes, &bytes, sizeof param.bytes);
-  return param;
-}
 
 /// An even number for each launch, far from what memory holds by chance, and not 0.
 uint64_t next_launch() {
@@ -71,6 +42,12 @@ device::Sm90GridParam grid_param(const AttentionProblem& problem, const Sm90Forw
   }
   if (plan.next_failed.bytes > 0) {
     grid.next_failed = reinterpret_cast<int*>(workspace + plan.next_failed.offset);
+  }
+  if (plan.list_capacity > 0) {
+    grid.list.num_entries = region_at<int>(workspace, plan.num_listed);
+    grid.list.entries = region_at<int>(workspace, plan.tiles);
+    grid.list.capacity = static_cast<int>(plan.list_capacity);
+    grid.list.heads_per_section = static_cast<int>(plan.list_section);
   }
   return grid;
 }
@@ -124,10 +101,10 @@ device::Sm90ForwardParams forward_params(const AttentionProblem& problem,
   const device::Sm90Shape& shape = plan.tiling.shape;
   const int key_rows = sm90_page_rows(problem, shape.block_n);
   device::Sm90ForwardParams params;
-  params.q = tensor_map(args.q, shape.block_m());
-  params.k = tensor_map(args.k, key_rows);
-  params.v = tensor_map(args.v, key_rows);
-  params.out = tensor_map(args.out, shape.block_m());
+  params.q = row_boxes(args.q, shape.block_m());
+  params.k = row_boxes(args.k, key_rows);
+  params.v = row_boxes(args.v, key_rows);
+  params.out = row_boxes(args.out, shape.block_m());
   params.grid = grid_param(problem, plan, workspace);
   params.call = attention_params(problem, args);
   params.call.grid.num_m_blocks = params.grid.num_m_blocks;
@@ -166,8 +143,10 @@ void launch_sm90_plan(const AttentionProblem& problem, const Sm90ForwardPlan& pl
   }
   for (size_t n = 0; n < kernels.size(); ++n) {
     const bool is_last = n + 1 == kernels.size();
+    const bool lists_tiles = kernels[n].source.stem == "attention_tiles";
     void* first = is_last ? static_cast<void*>(&params) : static_cast<void*>(&params.call);
-    void* arguments[] = {first, expressions.data()};
+    void* second = lists_tiles ? static_cast<void*>(&params.grid.list) : expressions.data();
+    void* arguments[] = {first, second};
     launch(*functions[n], launch_shape(kernels[n]), context, arguments);
   }
 }

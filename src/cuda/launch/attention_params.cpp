@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cuda/plan/user_expressions.hpp"
+#include "cuda/runtime/tensor_map.hpp"
 #include "flashtile/error.hpp"
 #include "ops/attention/variant.hpp"
 #include "variant/position_mask.hpp"
@@ -98,6 +99,31 @@ device::ScoresParam scores_param(const TensorView& tensor) {
   if (!tensor) return {};
   return {static_cast<char*>(tensor.data), broadcast_stride(tensor, 0), broadcast_stride(tensor, 1),
           broadcast_stride(tensor, 2), stride_bytes(tensor, 3)};
+}
+
+device::TensorMapParam row_boxes(const TensorView& tensor, int box_rows) {
+  constexpr int32_t kChunkColumns = 64;
+  TensorMapSpec spec;
+  spec.dtype = tensor.dtype;
+  spec.data = tensor.data;
+  spec.ndim = 4;
+  // Packed ones are of one batch.
+  const size_t first = tensor.ndim == 4 ? 1 : 0;
+  const size_t order[] = {first + 2, first, first + 1, 0};
+  for (size_t i = 0; i < 4; ++i) {
+    spec.shape[i] = i == 3 && tensor.ndim == 3 ? 1 : tensor.shape[order[i]];
+    // The stride of what is there once may be anything; the engine wants a good one.
+    spec.strides[i] = spec.shape[i] == 1 ? kChunkColumns : tensor.strides[order[i]];
+  }
+  spec.strides[0] = 1;
+  spec.box = {kChunkColumns, box_rows, 1, 1, 1};
+  spec.swizzle = driver::kSwizzle128;
+  spec.promotion = driver::kPromote256;
+  const driver::TensorMapBytes bytes = encode_tensor_map(spec);
+  device::TensorMapParam param;
+  static_assert(sizeof param.bytes == sizeof bytes);
+  std::memcpy(param.bytes, &bytes, sizeof param.bytes);
+  return param;
 }
 
 device::AuxParam aux_param(const TensorView& tensor) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/device/params/attention_params.hpp"
+#include "cuda/device/params/tensor_map.hpp"
 #include "cuda/plan/attention_fwd_plan.hpp"
 #include "flashtile/context.hpp"
 #include "ops/attention/args.hpp"
@@ -37,6 +38,10 @@ device::HeadScalarsParam head_scalars_param(const TensorView& tensor);
 
 /// (batch, heads, seqlen_q, seqlen_k) with broadcast dimensions.
 device::ScoresParam scores_param(const TensorView& tensor);
+
+/// Boxes of 64 columns and `box_rows` rows of one head of (batch, seqlen, heads, dim), or of
+/// (total, heads, dim). Made in the current CUDA context.
+device::TensorMapParam row_boxes(const TensorView& tensor, int box_rows);
 
 /// An aux tensor, or its gradient.
 device::AuxParam aux_param(const TensorView& tensor);

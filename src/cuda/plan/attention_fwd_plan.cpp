@@ -106,6 +106,10 @@ int query_copy_bytes(const AttentionProblem& problem) {
   return 0;
 }
 
+std::string_view forward_stem(const ForwardPlan& plan) {
+  return plan.tiling.shape.values_in_keys ? "attention_fwd_latent_sm90" : "attention_fwd_portable";
+}
+
 std::string append_config(const AttentionProblem& problem) {
   return "#include \"cuda/device/ptx/convert.cuh\"\nstruct Config {\n"
          "  using Element = flashtile::device::Element;\n" +
@@ -181,6 +185,8 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
          config_int("kWarpsM", shape.warps_m) + config_int("kWarpsN", shape.warps_n) +
          config_int("kNumStages", shape.num_stages) + config_int("kChunk", shape.chunk) +
          config_bool("kSharesWeights", shape.shares_weights) +
+         config_bool("kValuesInKeys", shape.values_in_keys) +
+         config_int("kBoxRows", plan.tiling.box_rows) +
          config_int("kMinCtas", plan.tiling.min_ctas) +
          config_bool("kQueryInRegisters", plan.tiling.query_in_registers) +
          config_bool("kRunsAhead", plan.tiling.runs_ahead) +
@@ -212,8 +218,8 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
     kernels.push_back(block_map_kernel(problem, blocks, plan.num_m_blocks, config));
   }
   if (plan.num_ctas > 0) {
-    kernels.push_back(tile_kernel(*problem.gpu, "attention_fwd_portable", config, plan.num_ctas,
-                                  plan.tiling.shape.num_threads(),
+    kernels.push_back(tile_kernel(*problem.gpu, std::string(forward_stem(plan)), config,
+                                  plan.num_ctas, plan.tiling.shape.num_threads(),
                                   plan.tiling.shape.shared_bytes()));
     kernels.back().overlaps_previous = may_overlap(problem);
   }
@@ -238,7 +244,7 @@ AttentionPlan plan_attention_fwd(const AttentionProblem& problem) {
 AttentionPlan plan_attention_fwd(const AttentionProblem& problem, const ForwardTiling& tiling) {
   const ForwardPlan forward = make_forward_plan(problem, tiling);
   AttentionPlan plan;
-  plan.implementation = "attention_fwd_portable";
+  plan.implementation = forward_stem(forward);
   plan.block_m = forward.tiling.shape.block_m;
   plan.block_n = forward.tiling.shape.block_n;
   plan.num_splits = forward.num_splits;

@@ -19,6 +19,7 @@ struct ForwardTiling {
   bool query_in_registers = false;
   bool runs_ahead = false;  ///< products one key block ahead of weights
   int num_splits = 0;       ///< parts of the keys; 0: as many as fill the GPU
+  int box_rows = 0;         ///< keys that the copy engine takes at once; 0: threads copy
 };
 
 /// A part of the workspace; 0 bytes: not needed.

@@ -283,6 +283,17 @@ Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling
   WorkspaceRegions regions;
   if (tiling.is_dynamic) plan.counter = regions.take(sizeof(device::Sm90TileCounter));
   if (plan.can_fail) plan.next_failed = regions.take(plan.num_tiles * 4);
+  if (problem.is_packed_q) {
+    // Query blocks of a head that are worked on together read the same keys: enough of them for
+    // each head, or keys come from memory all the time.
+    constexpr int64_t kMostHeads = 32;
+    const int64_t num_sections = ceil_div(problem.num_heads_kv, kMostHeads);
+    plan.list_section = ceil_div(problem.num_heads_kv, num_sections) * problem.group_size();
+    plan.list_capacity = std::min(problem.total_q / tiling.shape.block_m() + problem.batch_size,
+                                  plan.num_m_blocks * problem.batch_size);
+    plan.num_listed = regions.take(4);
+    plan.tiles = regions.take(plan.list_capacity * 8);
+  }
   plan.listed = regions.take(plan.blocks.list_bytes());
   plan.map = regions.take(plan.blocks.map_bytes(plan.num_m_blocks));
   plan.workspace_bytes = regions.used();
@@ -333,6 +344,13 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
   }
   if (plan.blocks.is_on) {
     kernels.push_back(block_map_kernel(problem, plan.blocks, plan.num_m_blocks, config));
+  }
+  if (problem.is_packed_q) {
+    kernels.push_back(
+        tile_kernel(*problem.gpu, "attention_tiles",
+                    "struct Config {\n" + config_int("kBlockM", shape.block_m()) + "};\n", 1, 1024,
+                    device::Sm90TileList::kNumCosts * 4));
+    kernels.back().overlaps_previous = true;
   }
   kernels.push_back(tile_kernel(*problem.gpu, "attention_fwd_sm90", config, plan.num_ctas,
                                 shape.num_threads(), shape.shared_bytes()));

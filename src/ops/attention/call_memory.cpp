@@ -5,6 +5,7 @@
 
 #include "core/env.hpp"
 #include "core/kept_vector.hpp"
+#include "core/validate.hpp"
 
 namespace flashtile {
 namespace {
@@ -60,6 +61,7 @@ void forget_address(TensorView& tensor) {
 void CallKey::assign(const AttentionArgs& call_args, bool backward, const Context& context) {
   args = call_args;
   is_backward = backward;
+  values_in_keys = is_leading_part(args.v, args.k);
   asked = context.implementation;
   asked += '\n';
   asked += env_implementation();

@@ -29,6 +29,7 @@ struct CallKey {
 
   AttentionArgs args;  ///< addresses and dropout's numbers are left out
   bool is_backward = false;
+  bool values_in_keys = false;
   std::string asked;  ///< implementations asked for, by the context and the environment
   bool may_be_kept = true;
 

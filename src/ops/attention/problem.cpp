@@ -413,6 +413,7 @@ AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool 
   set_expressions(op, problem, args);
   problem.beyond_float = find_beyond_float(problem, args);
   set_layouts(problem, args);
+  problem.values_in_keys = is_leading_part(args.v, args.k);
   if (has_data && problem.device.type == DeviceType::kCpu) {
     check_attention_host_data(op, problem, args);
   }

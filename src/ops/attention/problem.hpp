@@ -71,8 +71,9 @@ struct AttentionProblem {
   bool is_packed_k = false;
   bool has_seqused = false;
   bool has_leftpad = false;
-  bool is_quantised = false;  ///< k and v are i8 or e4m3
-  bool has_new_keys = false;  ///< k_new and v_new are written into k and v first
+  bool values_in_keys = false;  ///< v is the first columns of k, in the same memory
+  bool is_quantised = false;    ///< k and v are i8 or e4m3
+  bool has_new_keys = false;    ///< k_new and v_new are written into k and v first
   int64_t max_seqlen_new = 0;
   int64_t rotary_dim = 0;  ///< 0: none
   bool rotary_interleaved = false;

@@ -30,8 +30,10 @@ FLASHTILE_DEVICE Vector4 gather_chunk(const char* row, int64 element_stride, int
 
 /// Where a tile's rows come from and how they are copied. kCopyBytes: what addresses and strides
 /// are aligned to, 16, 8 or 4 with neighbouring elements side by side; 0 for anything, which waits
-/// for the loads. Eight neighbouring threads copy 128 bytes of a row.
-template <Element element, class SharedTile, int kRows, int kCols, int kThreads, int kCopyBytes>
+/// for the loads. Eight neighbouring threads copy 128 bytes of a row. kThreads threads do it, from
+/// kFirstThread on.
+template <Element element, class SharedTile, int kRows, int kCols, int kThreads, int kCopyBytes,
+          int kFirstThread = 0>
 struct TileCopy {
   static constexpr int kElementBytes = element_bytes(element);
   static constexpr int kElements = 16 / kElementBytes;  ///< of a chunk
@@ -40,8 +42,9 @@ struct TileCopy {
   static constexpr int kRowsAtOnce = kThreads / 8;
   static constexpr int kSteps = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
 
-  FLASHTILE_DEVICE static int first_row() { return fresh(thread_idx()) / 8; }
-  FLASHTILE_DEVICE static int first_chunk() { return fresh(thread_idx()) % 8; }
+  FLASHTILE_DEVICE static int thread() { return fresh(thread_idx()) - kFirstThread; }
+  FLASHTILE_DEVICE static int first_row() { return thread() / 8; }
+  FLASHTILE_DEVICE static int first_chunk() { return thread() % 8; }
 
   /// The chunks of one row that are this thread's; `num_cols` elements are there, zeros follow.
   FLASHTILE_DEVICE static void copy_row(uint32 tile, int row, const char* source, int num_cols,
@@ -116,10 +119,10 @@ struct TileCopy {
     uint32 target;
 
     FLASHTILE_DEVICE explicit Place(uint32 tile) {
-      const uint32 thread = static_cast<uint32>(fresh(thread_idx()));
-      row = static_cast<int>(thread / 8);
-      chunk = static_cast<int>(thread % 8);
-      target = tile + SharedTile::offset(thread / 8, thread % 8);
+      const uint32 own = static_cast<uint32>(thread());
+      row = static_cast<int>(own / 8);
+      chunk = static_cast<int>(own % 8);
+      target = tile + SharedTile::offset(own / 8, own % 8);
     }
   };
 

@@ -13,6 +13,17 @@
 
 namespace flashtile::device {
 
+/// How a thread knows its key blocks: where they lie in shared memory, or by itself, if it has
+/// registers for them.
+template <class Blocks, bool kInRegisters>
+struct BlocksOf {
+  using Type = const Blocks&;
+};
+template <class Blocks>
+struct BlocksOf<Blocks, true> {
+  using Type = const Blocks;
+};
+
 template <class ConfigOfKernel>
 struct ForwardBase {
   using Config = ConfigOfKernel;
@@ -25,15 +36,21 @@ struct ForwardBase {
                                           Config::kWarpsN,
                                           Config::kNumStages,
                                           Config::kChunk,
-                                          Config::kSharesWeights};
+                                          Config::kSharesWeights,
+                                          Config::kValuesInKeys};
   static constexpr int kThreads = kShape.num_threads();
+  /// Those that copy: all, or the last warpgroup.
+  static constexpr int kCopyThreads = Config::kValuesInKeys ? 128 : kThreads;
+  static constexpr int kFirstCopyThread = kThreads - kCopyThreads;
   static constexpr int kTilesM = Config::kBlockM / (16 * Config::kWarpsM);
   /// Columns of values that a warp sums.
   static constexpr int kOwnCols =
       Config::kSharesWeights ? Config::kHeadDimV / Config::kWarpsN : Config::kHeadDimV;
   static constexpr int kTilesV = kOwnCols / 8;
   static constexpr int kSlice = Config::kSlice;
-  static constexpr int kNumSlices = Config::kBlockN / (kSlice * Config::kWarpsN);
+  /// Warps that divide the keys of a block.
+  static constexpr int kKeyShares = Config::kValuesInKeys ? 1 : Config::kWarpsN;
+  static constexpr int kNumSlices = Config::kBlockN / (kSlice * kKeyShares);
   using Kind = LogitKind<Config>;
   static constexpr bool kIsGeneral = Kind::kIsGeneral;
   static constexpr bool kIsCapped = Kind::kIsCapped;
@@ -45,11 +62,11 @@ struct ForwardBase {
   static_assert(kTilesM * 16 * Config::kWarpsM == Config::kBlockM, "warps share the rows");
   static_assert(!Config::kSharesWeights || (kOwnCols % 64 == 0 && kShape.element_bytes == 2),
                 "columns of a warp are groups of a swizzled tile");
-  static_assert(kNumSlices * kSlice * Config::kWarpsN == Config::kBlockN, "slices fill a block");
+  static_assert(kNumSlices * kSlice * kKeyShares == Config::kBlockN, "slices fill a block");
 
   using State = ForwardState<Config>;
   using Rows = QueryRows<Config::kPackHeads>;
-  using Blocks = KeyBlocks<Config::kBlockN>;
+  using Blocks = typename State::Blocks;
   using Softmax = OnlineSoftmax<Config, kTilesM>;
   using Scores = float[kTilesM][kSlice / 8][4];
   using Ranges = RowRanges<Config, kTilesM>;
@@ -63,17 +80,18 @@ struct ForwardBase {
   const AttentionParams& params;
   const Sequence& sequence;
   const Rows& rows;
-  const Blocks& blocks;
+  typename BlocksOf<Blocks, Config::kValuesInKeys>::Type blocks;
   ScoreRules<Config> rules;
   int first_warp_row;  ///< of the warp, in the tile
   int warp_n;          ///< which share of each key block is the warp's
   uint32 shared;       ///< where shared memory begins
 
-  /// Few rows leave registers for the pages of the next block.
-  static constexpr bool kKeepsPages =
-      Config::kPaged && Config::kBlockM <= 16 && Config::kNumStages > 1 && Config::kChunk == 0;
+  /// Few rows, or threads that only copy, leave registers for the pages of the next block.
+  static constexpr bool kKeepsPages = Config::kPaged && Config::kNumStages > 1 &&
+                                      (Config::kBlockM <= 16 || Config::kValuesInKeys) &&
+                                      Config::kChunk == 0 && Config::kBoxRows == 0;
   static constexpr int kPageSteps =
-      kKeepsPages ? (Config::kBlockN * 8 + kThreads - 1) / kThreads : 1;
+      kKeepsPages ? (Config::kBlockN * 8 + kCopyThreads - 1) / kCopyThreads : 1;
   typename KeyRows<Config::kPaged>::Place pages[kPageSteps];
 
   Softmax softmax;
@@ -143,9 +161,26 @@ struct ForwardBase {
       if (!blocks.holds(n_block)) return;
       FLASHTILE_UNROLL
       for (int step = 0; step < kPageSteps; ++step) {
-        const int key = n_block * Config::kBlockN + thread_idx() / 8 + step * (kThreads / 8);
+        const int key = n_block * Config::kBlockN + (thread_idx() - kFirstCopyThread) / 8 +
+                        step * (kCopyThreads / 8);
         pages[step] = state().keys.place_of(clamp(key, blocks.key_begin, blocks.key_end - 1));
       }
+    }
+  }
+
+  FLASHTILE_DEVICE const char* query_address(int row) const {
+    return query_row(params.q, sequence, rows.q_idx(row), rows.head_of(row));
+  }
+  /// Copies the first columns of the queries.
+  template <class Copy>
+  FLASHTILE_DEVICE void load_query_rows(uint32 tile, int num_cols) const {
+    const auto address = [&](int row, int /*step*/) { return query_address(row); };
+    if (!Config::kPackHeads && rows.is_there(Config::kBlockM - 1)) {
+      Copy::copy_strided(tile, num_cols, params.q.element_stride, query_address(Copy::first_row()),
+                         params.q.row_stride);
+    } else {
+      // Rows that are not there are read like the last one, and never written.
+      Copy::copy(tile, num_cols, params.q.element_stride, address);
     }
   }
 
@@ -157,9 +192,7 @@ struct ForwardBase {
     const int first_key = n_block * Config::kBlockN;
     const int64 skipped = first_col * element_stride;
     const auto address = [&](int row) { return from.row(first_key + row) + skipped; };
-    const bool is_whole =
-        first_key >= blocks.key_begin && first_key + Config::kBlockN <= blocks.key_end;
-    if (!is_whole) {
+    if (!blocks.is_whole(n_block)) {
       Copy::copy_range(tile, num_cols, element_stride, blocks.key_begin - first_key,
                        blocks.key_end - first_key, address);
     } else if constexpr (kKeepsPages) {
@@ -330,7 +363,7 @@ struct ForwardBase {
   /// The highest logits of a lane's rows become those of all columns that sharers have. The next
   /// use must be behind another barrier.
   FLASHTILE_DEVICE void share_highest(float (&highest)[kTilesM][2]) const {
-    if constexpr (Config::kSharesWeights) {
+    if constexpr (Config::kSharesWeights && kKeyShares > 1) {
       for_each_row<kTilesM>(first_warp_row, [&](int m, int half, int row) {
         float top = highest[m][half];
         top = larger(top, shuffle_xor(top, 1));
@@ -399,14 +432,24 @@ struct ForwardBase {
     return reinterpret_cast<uint32*>(shared_memory() + kShape.flags_begin());
   }
 
-  /// Which keys of a block some query of the tile sees. Ends with a barrier.
+  /// A barrier of those who copy.
+  FLASHTILE_DEVICE static void sync_copiers() {
+    if constexpr (Config::kValuesInKeys) {
+      sync_group(2, kCopyThreads);
+    } else {
+      sync_cta();
+    }
+  }
+
+  /// Which keys of a block some query of the tile sees; by those who copy. Ends with a barrier.
   FLASHTILE_DEVICE void find_seen_keys(int n_block) const {
     uint32* flags = seen_flags();
-    sync_cta();
-    for (int key = thread_idx(); key < Config::kBlockN; key += kThreads) flags[key] = 0;
-    sync_cta();
+    const int thread = thread_idx() - kFirstCopyThread;
+    sync_copiers();
+    for (int key = thread; key < Config::kBlockN; key += kCopyThreads) flags[key] = 0;
+    sync_copiers();
     FLASHTILE_NO_UNROLL
-    for (int at = thread_idx(); at < Config::kBlockN * Config::kBlockM; at += kThreads) {
+    for (int at = thread; at < Config::kBlockN * Config::kBlockM; at += kCopyThreads) {
       const int key = at % Config::kBlockN;
       const int row = at / Config::kBlockN;
       if (!rows.is_there(row) || flags[key] != 0) continue;
@@ -414,21 +457,22 @@ struct ForwardBase {
         flags[key] = 1;
       }
     }
-    sync_cta();
+    sync_copiers();
   }
 
-  /// Values of keys that are not seen become 0. Ends with a barrier.
+  /// Values of keys that are not seen become 0; by the same. Ends with a barrier.
   template <class ValueTile, int kCols>
   FLASHTILE_DEVICE static void clear_unseen_values(uint32 value_tile) {
     constexpr int kChunks = kCols / (16 / kShape.element_bytes);
     const uint32* flags = seen_flags();
     FLASHTILE_NO_UNROLL
-    for (int at = thread_idx(); at < Config::kBlockN * kChunks; at += kThreads) {
+    for (int at = thread_idx() - kFirstCopyThread; at < Config::kBlockN * kChunks;
+         at += kCopyThreads) {
       const int key = at / kChunks;
       if (flags[key] != 0) continue;
       store_shared(value_tile + ValueTile::offset(key, at % kChunks), Vector4{0, 0, 0, 0});
     }
-    sync_cta();
+    sync_copiers();
   }
 
   FLASHTILE_DEVICE void reset() {

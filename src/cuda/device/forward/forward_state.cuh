@@ -10,11 +10,15 @@ namespace flashtile::device {
 
 template <class Config>
 struct ForwardState {
+  // The portable kernel asks at run time: to know took it as many registers up as down.
+  static constexpr bool kHasMap =
+      !Config::kValuesInKeys || Config::kHasBlockList || Config::Expressions::kHasMask;
+  using Blocks = KeyBlocks<Config::kBlockN, kHasMap>;
   Tile tile;
   Sequence sequence;
   variant::PositionMask position;
   QueryRows<Config::kPackHeads> rows;
-  KeyBlocks<Config::kBlockN> blocks;
+  Blocks blocks;
   KeyRows<Config::kPaged> keys, values;
 
   FLASHTILE_DEVICE bool is_uncovered(const AttentionParams& params) const {
@@ -33,7 +37,7 @@ struct ForwardState {
     if (is_empty()) return;
     position = find_position_mask<Config>(params, user, sequence, tile.head);
     const int map_head = Config::kPackHeads ? head_kv_of(params, tile) : tile.head;
-    blocks = KeyBlocks<Config::kBlockN>(
+    blocks = Blocks(
         position, rows.q_idx(0), rows.q_idx(Config::kBlockM - 1),
         map_row(params.blocks, tile.batch_idx, map_head, tile.m_block, params.grid.num_m_blocks));
     if constexpr (Config::kIsSplit) blocks.take_split(tile.split_idx, params.grid.num_splits);

@@ -51,16 +51,7 @@ struct ForwardTile : ForwardBase<Config> {
   using Base::Base;
 
   FLASHTILE_DEVICE void load_queries() {
-    const auto address = [&](int row, int /*step*/ = 0) {
-      return query_row(params.q, sequence, rows.q_idx(row), rows.head_of(row));
-    };
-    if (!Config::kPackHeads && rows.is_there(Config::kBlockM - 1)) {
-      QueryCopy::copy_strided(shared, params.head_dim, params.q.element_stride,
-                              address(QueryCopy::first_row()), params.q.row_stride);
-    } else {
-      // Rows that are not there are read like the last one, and never written.
-      QueryCopy::copy(shared, params.head_dim, params.q.element_stride, address);
-    }
+    this->template load_query_rows<QueryCopy>(shared, params.head_dim);
   }
 
   FLASHTILE_DEVICE uint32 key_tile(int stage) const { return stage_address(stage); }

@@ -27,6 +27,7 @@ struct Sm90Loader {
   uint32 num_tiles = 0;
   uint32 num_keys = 0;  ///< key blocks that have been asked for
   int first_key = 0;
+  int num_listed = 0;  ///< query blocks of packed sequences
 
   /// Pieces of a key block that are copied by themselves: pages, or parts of one.
   static constexpr int kPieces = Config::kBlockN / Config::kPageRows;
@@ -77,28 +78,45 @@ struct Sm90Loader {
     publish(none, 0);
   }
 
-  FLASHTILE_DEVICE Sm90Tile find(int tile_idx, uint32 kind) {
+  /// Which query block of which sequence and head a tile is.
+  FLASHTILE_DEVICE void find_place(int tile_idx, Sm90Tile& tile) const {
     const Sm90GridParam& grid = params.grid;
-    uint32 rest, place, head;
-    uint32 section = divide(static_cast<uint32>(tile_idx), grid.tiles_per_section, rest);
-    const bool is_last = section >= grid.last_section;
-    if (is_last) {
-      section = grid.last_section;
-      rest = static_cast<uint32>(tile_idx) - section * grid.tiles_per_section.value;
+    if constexpr (Config::kPackedQ) {
+      const Sm90TileList& list = grid.list;
+      const int section = tile_idx / (num_listed * list.heads_per_section);
+      const int first_head = section * list.heads_per_section;
+      const int rest = tile_idx - first_head * num_listed;
+      const int left = params.call.num_heads - first_head;
+      const int heads = left < list.heads_per_section ? left : list.heads_per_section;
+      const int* entry = list.entries + 2 * (rest / heads);
+      tile.head = first_head + rest % heads;
+      tile.batch = load_fresh(entry);
+      tile.m_block = load_fresh(entry + 1);
+    } else {
+      uint32 rest, place, head;
+      uint32 section = divide(static_cast<uint32>(tile_idx), grid.tiles_per_section, rest);
+      const bool is_last = section >= grid.last_section;
+      if (is_last) {
+        section = grid.last_section;
+        rest = static_cast<uint32>(tile_idx) - section * grid.tiles_per_section.value;
+      }
+      const uint32 first_pair = section * grid.pairs_per_section.value;
+      const int rank = static_cast<int>(
+          divide(rest, is_last ? grid.pairs_of_last_section : grid.pairs_per_section, place));
+      tile.batch = static_cast<int>(divide(first_pair + place, grid.heads, head));
+      tile.m_block = grid.descending ? grid.num_m_blocks - 1 - rank : rank;
+      tile.head = static_cast<int>(head);
     }
-    const uint32 first_pair = section * grid.pairs_per_section.value;
-    const int rank = static_cast<int>(
-        divide(rest, is_last ? grid.pairs_of_last_section : grid.pairs_per_section, place));
-    const int batch = static_cast<int>(divide(first_pair + place, grid.heads, head));
+  }
+
+  FLASHTILE_DEVICE Sm90Tile find(int tile_idx, uint32 kind) {
     Sm90Tile tile = {};
-    tile.m_block = grid.descending ? grid.num_m_blocks - 1 - rank : rank;
-    tile.head = static_cast<int>(head);
-    tile.batch = batch;
+    find_place(tile_idx, tile);
     tile.kind = kind;
-    tile.batch_idx = batch;
+    tile.batch_idx = tile.batch;
     const Sequence sequence =
-        load_sequence<Config::kHasLengths>(params.call.lengths, params.call.position, batch);
-    source.line = Config::kPaged ? batch : sequence.line;
+        load_sequence<Config::kHasLengths>(params.call.lengths, params.call.position, tile.batch);
+    source.line = Config::kPaged ? tile.batch : sequence.line;
     if constexpr (Config::kPaged) source.last_key = sequence.seqlen_k - 1;
     if constexpr (Config::kHasLengths) find_lengths(sequence, tile);
     return tile;
@@ -124,11 +142,6 @@ struct Sm90Loader {
     if constexpr (Config::kHasChunk) {
       tile.offset = static_cast<int>(clamp<int64>(sequence.query_offset, -kFar / 2, kFar / 2));
     }
-  }
-
-  /// False where a sequence has ended before: longer ones have tiles there.
-  FLASHTILE_DEVICE bool is_there(const Sm90Tile& tile) const {
-    return !Config::kPackedQ || tile.m_block * kShape.block_m() < tile.seqlen_q;
   }
 
   FLASHTILE_DEVICE static int first_row(const Sm90Tile& tile) {
@@ -280,13 +293,17 @@ struct Sm90Loader {
   FLASHTILE_DEVICE void run() {
     int tile_idx = static_cast<int>(cta_idx());
     bool has_counter = false;
+    int num_tiles_of_grid = params.grid.num_tiles;
+    if constexpr (Config::kPackedQ) {
+      num_listed = load_fresh(params.grid.list.num_entries);
+      num_tiles_of_grid = num_listed * params.call.num_heads;
+    }
     FLASHTILE_NO_UNROLL
-    while (tile_idx < params.grid.num_tiles) {
+    while (tile_idx < num_tiles_of_grid) {
       int next = tile_idx + static_cast<int>(num_ctas());
       // Beside the tile's copies, but for the first, which does not wait for the counter.
       if (Config::kIsDynamic && has_counter) next = take_tile();
-      const Sm90Tile tile = find(tile_idx, kTileToDo);
-      if (is_there(tile)) load(tile, tile_idx);
+      load(find(tile_idx, kTileToDo), tile_idx);
       if (Config::kIsDynamic && !has_counter) {
         claim_counter();
         has_counter = true;
@@ -297,7 +314,7 @@ struct Sm90Loader {
     if constexpr (Config::kIsDynamic) {
       // Each CTA comes once when none is left. Behind the last one the counter belongs to no
       // launch: a graph may bring this one again.
-      const int end = params.grid.num_tiles + static_cast<int>(num_ctas());
+      const int end = num_tiles_of_grid + static_cast<int>(num_ctas());
       if (tile_idx + 1 == end) store_release(&params.grid.counter->launch, 0);
     }
     pay_values();

@@ -42,8 +42,11 @@ struct ForwardShape {
   int chunk = 0;  ///< columns of queries and keys that pass through at a time; 0: whole rows
   /// Warps of the same rows exchange their weights, and each sums its own columns of values.
   bool shares_weights = false;
+  /// Values are the first columns of keys, in the same tile. Those warps are two warpgroups that
+  /// only sum values; one more makes weights, and one copies.
+  bool values_in_keys = false;
 
-  constexpr int num_threads() const { return 32 * warps_m * warps_n; }
+  constexpr int num_threads() const { return 32 * warps_m * warps_n + (values_in_keys ? 256 : 0); }
   constexpr int key_bytes() const { return row_tile_bytes(element_bytes, block_n, head_dim); }
   constexpr int value_bytes() const {
     return column_tile_bytes(element_bytes, block_n, head_dim_v);
@@ -53,6 +56,7 @@ struct ForwardShape {
   /// as many bytes.
   constexpr int value_chunk() const { return head_dim_v < 2 * chunk ? head_dim_v : 2 * chunk; }
   constexpr int stage_bytes() const {
+    if (values_in_keys) return key_bytes();
     if (chunk == 0) return key_bytes() + value_bytes();
     const int rows = row_tile_bytes(element_bytes, block_m, chunk) +
                      row_tile_bytes(element_bytes, block_n, chunk);
@@ -91,7 +95,10 @@ struct ForwardShape {
     return exchange_begin() + (shares_weights ? warps_n * block_m * 4 : 0);
   }
   constexpr int flags_begin() const { return state_begin() + kStateBytes; }
-  constexpr int shared_bytes() const { return flags_begin() + block_n * 4; }
+  constexpr int barriers_begin() const { return flags_begin() + block_n * 4; }
+  /// Two for each stage, two for weights, one for queries, and the word of a tile that has failed.
+  constexpr int barrier_bytes() const { return values_in_keys ? (2 * num_stages + 4) * 8 : 0; }
+  constexpr int shared_bytes() const { return barriers_begin() + barrier_bytes(); }
 
   static constexpr int kStateBytes = 384;
 };

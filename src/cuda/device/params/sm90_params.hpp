@@ -22,6 +22,16 @@ struct Sm90TileCounter {
   unsigned int num_taken;     ///< less the first tile of each CTA
 };
 
+/// The query blocks of packed sequences, those with the most keys first (attention_tiles), in the
+/// place of a grid of as many as the longest sequence has. Heads are divided into sections.
+struct Sm90TileList {
+  static constexpr int kNumCosts = 256;  ///< blocks of about as many keys count as alike
+  int* num_entries = nullptr;            ///< null: there is no list
+  int* entries = nullptr;                ///< batch entry and query block of each
+  int capacity = 0;
+  int heads_per_section = 1;
+};
+
 /// The order of tiles: sections of (batch, head) pairs, within a section the query blocks.
 struct Sm90GridParam {
   DivisorParam tiles_per_section, pairs_per_section, pairs_of_last_section, heads, group_size;
@@ -32,6 +42,7 @@ struct Sm90GridParam {
   Sm90TileCounter* counter = nullptr;  ///< null: tiles are dealt out in turns
   unsigned long long launch = 0;       ///< an even number that no other launch has; not 0
   int* next_failed = nullptr;          ///< for each tile that failed: the one that failed before it
+  Sm90TileList list;
 };
 
 struct Sm90ForwardParams {

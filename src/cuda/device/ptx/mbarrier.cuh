@@ -39,6 +39,12 @@ FLASHTILE_DEVICE void arrive_expecting(uint32 barrier, int bytes) {
                : "memory");
 }
 
+/// Arrives when all asynchronous copies that the thread has started (copy_async) have ended. Who
+/// waits and reads by products or the copy engine has to fence_shared_for_async().
+FLASHTILE_DEVICE void arrive_behind_copies(uint32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 FLASHTILE_DEVICE void wait(uint32 barrier, uint32 parity) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tWAIT%=:\n\t"

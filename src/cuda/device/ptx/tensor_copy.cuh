@@ -11,6 +11,7 @@ namespace flashtile::device {
 
 /// How long the L2 cache keeps what a copy reads.
 constexpr uint64 kEvictFirst = 0x12F0000000000000ull;
+constexpr uint64 kEvictNormal = 0x16F0000000000000ull;
 constexpr uint64 kEvictLast = 0x14F0000000000000ull;
 
 FLASHTILE_DEVICE void prefetch(const TensorMapParam& map) {

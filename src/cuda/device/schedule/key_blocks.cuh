@@ -24,7 +24,8 @@ FLASHTILE_DEVICE const uint32* map_row(const BlocksParam& blocks, int batch_idx,
                           static_cast<int64>(blocks.map_words);
 }
 
-template <int kBlockN>
+/// kHasMap: masks other than by position may leave blocks out.
+template <int kBlockN, bool kHasMap = true>
 struct KeyBlocks {
   int begin = 0, end = 0;            ///< visited blocks lie in [begin, end)
   int full_begin = 0, full_end = 0;  ///< positions hide nothing in these
@@ -59,7 +60,7 @@ struct KeyBlocks {
 
   /// What the map says: of pairs that positions leave.
   FLASHTILE_DEVICE Cover mapped_cover(int n_block) const {
-    if (map == nullptr) return Cover::kFull;
+    if (!kHasMap || map == nullptr) return Cover::kFull;
     const uint32 word = load_global(map + n_block / kCoversPerWord);
     return static_cast<Cover>((word >> (2 * (n_block % kCoversPerWord))) & 3u);
   }
@@ -73,15 +74,22 @@ struct KeyBlocks {
   /// The next block to visit below `n_block`; less than `begin`: none.
   FLASHTILE_DEVICE int before(int n_block) const {
     --n_block;
-    if (map == nullptr) return n_block;
-    // A word of the map at a time.
-    while (n_block >= begin) {
-      const int last = n_block % kCoversPerWord;
-      const uint32 visited = load_global(map + n_block / kCoversPerWord) << (30 - 2 * last);
-      if (visited != 0) return n_block - leading_zeros(visited) / 2;
-      n_block -= last + 1;
+    if constexpr (kHasMap) {
+      if (map == nullptr) return n_block;
+      // A word of the map at a time.
+      while (n_block >= begin) {
+        const int last = n_block % kCoversPerWord;
+        const uint32 visited = load_global(map + n_block / kCoversPerWord) << (30 - 2 * last);
+        if (visited != 0) return n_block - leading_zeros(visited) / 2;
+        n_block -= last + 1;
+      }
     }
     return n_block;
+  }
+  /// Each key of the block is seen by some query, by position.
+  FLASHTILE_DEVICE bool is_whole(int n_block) const {
+    const int first_key = n_block * kBlockN;
+    return first_key >= key_begin && first_key + kBlockN <= key_end;
   }
   FLASHTILE_DEVICE bool holds(int n_block) const { return n_block >= begin; }
 };

@@ -18,6 +18,11 @@ inline void arrive_if(uint32 barrier, bool does_arrive) {
   if (does_arrive) emulator::arrive(barrier, 0);
 }
 inline void arrive_expecting(uint32 barrier, int bytes) { emulator::arrive(barrier, bytes); }
+inline void arrive_behind_copies(uint32 barrier) {
+  emulator::copy_async_commit();
+  emulator::copy_async_wait(0);
+  emulator::arrive(barrier, 0);
+}
 inline void wait(uint32 barrier, uint32 parity) { emulator::wait_barrier(barrier, parity); }
 
 }  // namespace flashtile::device

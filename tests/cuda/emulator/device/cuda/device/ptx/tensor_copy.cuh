@@ -9,6 +9,7 @@
 namespace flashtile::device {
 
 constexpr uint64 kEvictFirst = 1;
+constexpr uint64 kEvictNormal = 0;
 constexpr uint64 kEvictLast = 2;
 
 inline void prefetch(const TensorMapParam&) {}
