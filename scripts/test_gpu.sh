@@ -60,6 +60,9 @@ small=(
   attention_fwd:b1:hq2:sq70:sk130:d64:causal:bf16
   attention_fwd:b1:hq2:hkv1:sq65:sk90:d128:window_left=20:softcap=9:f16
   attention_fwd:b2:hq8:hkv2:sq1:sk600:d64:bf16
+  attention_fwd:b2:hq16:hkv1:sq1:sk600:d576:dv512:v=k:bf16
+  attention_fwd:b1:hq80:hkv1:sq1:sk300:d576:dv512:v=k:bf16
+  "attention_fwd:hq2:cu_seqlens_q={0,70,300}:cu_seqlens_k={0,70,300}:d64:causal:bf16"
   attention_bwd:b1:hq2:hkv1:sq70:sk140:d64:causal:bf16
   "attention_bwd:b1:hq2:sq70:sk60:d32:bias[1,hq,sq,sk]:dropout_p=0.2:sink:deterministic"
   attention_merge:parts9:b2:sq5:hq3:dv136:lse:bf16

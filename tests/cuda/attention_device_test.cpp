@@ -320,6 +320,9 @@ TEST_F(AttentionDevice, HopperGivesTheSameBitsAThousandTimesBesideOtherWork) {
       "causal:lse:f16@attention_fwd_sm90",
       "attention_fwd:b1:hq9:sq2000:sk1500:d128:window_left=300:window_right=0:lse:bf16"
       "@attention_fwd_sm90",
+      // Values in keys: splits, and a tile that is worked out again.
+      "attention_fwd:b2:hq16:hkv1:sq1:sk3000:d576:dv512:v=k:lse:bf16",
+      "attention_fwd:b2:hq80:hkv1:sq2:sk700:d576:dv512:v=k:causal:softmax_scale=2:lse:bf16",
       // Few queries: other kernels, which split the keys.
       "attention_fwd:b2:hq8:hkv2:sq1:sk3000:d128:lse:bf16"};
   const std::vector<std::string> other_texts = {kForward[0], kForward[2], kBackward[1]};
