@@ -4,13 +4,13 @@
 // latent attention, for Hopper): a block of keys is one tile, copied once, that serves both
 // products. Four warpgroups, which meet at barriers in shared memory:
 //
-//   copies keys ---- keys_full ----> products, weights ---- weights_full ----> sums of values
-//     (3)       <--- keys_free ----------------------------------------------     (0, 1)
-//                                        (2)          <---- weights_free -----
+//   3: copies keys --- keys_full ---> 2: products, weights --- weights_full ---> 0, 1: sums
+//           ^                                   ^                                 |     |
+//           |                                   '---------- weights_free ---------'     |
+//           '----------------------------- keys_free -----------------------------------'
 //
-// Two warpgroups sum, half of the columns each, because a thread has no registers for all. Weights
-// reach them through shared memory, and so do the factors of rows whose reference has moved. The
-// products of one block run beside the sums of the block before.
+// Two warpgroups sum values, half of the columns each, because a thread has no registers for all.
+// Weights reach them through shared memory, and so do factors of rows whose reference has moved.
 #pragma once
 
 #include "cuda/device/forward/forward_base.cuh"
@@ -42,7 +42,7 @@ struct ForwardLatent : ForwardBase<Config> {
   static constexpr uint32 kStages = Config::kNumStages;
   static constexpr int kSummingWarps = Config::kWarpsM * Config::kWarpsN;
   static constexpr int kWeighingGroup = 2;
-  /// Of each thread; 512 for one of each warpgroup.
+  /// Of each thread; for one thread of each of the four warpgroups 512.
   static constexpr int kSumRegisters = 176;
   static constexpr int kWeighRegisters = 96;
   static constexpr int kCopyRegisters = 64;
