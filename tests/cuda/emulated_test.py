@@ -71,6 +71,8 @@ HOPPER_PROBLEMS = [
     "attention_fwd:b1:hq1:sq200:sk300:d256:causal:softmax_scale=9:lse:bf16",
     "attention_fwd:b2:hq2:sq70:sk100:d64:lines5:cache_batch_idx:bias[1,hq,sq,sk]:lse:bf16",
     "attention_fwd:b2:hq2:cu_seqlens_q={0,30,240}:cu_seqlens_k={0,40,190}:d64:softcap=5:lse:bf16",
+    "attention_fwd:b5:hq80:cu_seqlens_q={0,1,1,4,9,40}:cu_seqlens_k={0,1,1,4,9,60}:d16:causal:lse"
+    ":bf16",
     "attention_fwd:b3:hq2:hkv1:cu_seqlens_q={0,150,150,200}:cu_seqlens_k={0,100,160,300}:tq220"
     ":d128:causal:dropout_p=0.1:alibi_slopes[hq]:lse:bf16",
     "attention_fwd:b3:hq2:hkv1:sq70:sk150:d64:seqused_k={0,140,33}:leftpad_k={0,20,7}:causal:f16",

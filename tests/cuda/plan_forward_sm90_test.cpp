@@ -90,7 +90,10 @@ TEST(Sm90Plan, PreparesWhatTheKernelReads) {
   EXPECT_EQ(stems("attention_fwd:b1:hq4:sq300:d64:mask='k_idx % 3 != 1':bf16"),
             (Stems{"attention_blocks", "attention_fwd_sm90"}));
   EXPECT_EQ(
-      stems("attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d64:bf16"),
+      stems("attention_fwd:b2:hq8:cu_seqlens_q={0,2000,4000}:cu_seqlens_k={0,300,4000}:d64:bf16"),
+      Stems{"attention_fwd_sm90"});
+  EXPECT_EQ(
+      stems("attention_fwd:b2:hq9:cu_seqlens_q={0,3000,9000}:cu_seqlens_k={0,300,7000}:d64:bf16"),
       (Stems{"attention_tiles", "attention_fwd_sm90"}));
   // A band is a mask by position.
   EXPECT_EQ(stems("attention_fwd:b1:hq4:sq300:d64:mask='k_idx <= q_idx + 3':bf16"),

@@ -283,7 +283,10 @@ Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling
   WorkspaceRegions regions;
   if (tiling.is_dynamic) plan.counter = regions.take(sizeof(device::Sm90TileCounter));
   if (plan.can_fail) plan.next_failed = regions.take(plan.num_tiles * 4);
-  if (problem.is_packed_q) {
+  // Of a small grid, tiles behind the end of a sequence are passed over in less time than a list of
+  // the others takes.
+  constexpr int64_t kTilesOfACta = 3;
+  if (problem.is_packed_q && plan.num_tiles > kTilesOfACta * problem.gpu->num_sms) {
     // Query blocks of a head that are worked on together read the same keys: enough of them for
     // each head, or keys come from memory all the time.
     constexpr int64_t kMostHeads = 32;
@@ -325,7 +328,8 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
       config_bool("kHasLengths", plan.has_lengths) +
       config_bool("kNeedsSequence", needs_sequence(flags, problem)) +
       config_bool("kIsMapped", flags.has_block_map()) +
-      config_bool("kPackedQ", problem.is_packed_q) + config_bool("kPackHeads", false) +
+      config_bool("kPackedQ", problem.is_packed_q) +
+      config_bool("kListsTiles", plan.list_capacity > 0) + config_bool("kPackHeads", false) +
       config_bool("kPaged", problem.page_size > 0) +
       config_int("kPageRows", sm90_page_rows(problem, shape.block_n)) +
       config_bool("kBiasInPairs", has_pairs_of_bias(problem)) +
@@ -345,7 +349,7 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
   if (plan.blocks.is_on) {
     kernels.push_back(block_map_kernel(problem, plan.blocks, plan.num_m_blocks, config));
   }
-  if (problem.is_packed_q) {
+  if (plan.list_capacity > 0) {
     kernels.push_back(
         tile_kernel(*problem.gpu, "attention_tiles",
                     "struct Config {\n" + config_int("kBlockM", shape.block_m()) + "};\n", 1, 1024,

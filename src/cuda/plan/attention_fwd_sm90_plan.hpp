@@ -40,8 +40,9 @@ struct Sm90ForwardPlan {
   int64_t num_ctas = 0;
   bool can_fail = false;  ///< tiles may have to be worked out again
   BlockMapPlan blocks;
-  int64_t list_capacity = 0;  ///< packed queries: query blocks that sequences have at most
-  int64_t list_section = 1;   ///< heads of a section of their list
+  /// Packed queries, many tiles: query blocks that sequences have at most. 0: they are not listed.
+  int64_t list_capacity = 0;
+  int64_t list_section = 1;  ///< heads of a section of their list
   WorkspaceRegion counter, next_failed, listed, map, num_listed, tiles;
   int64_t workspace_bytes = 0;
 };

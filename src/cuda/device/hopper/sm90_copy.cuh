@@ -27,7 +27,7 @@ struct Sm90Loader {
   uint32 num_tiles = 0;
   uint32 num_keys = 0;  ///< key blocks that have been asked for
   int first_key = 0;
-  int num_listed = 0;  ///< query blocks of packed sequences
+  int num_listed = 0;  ///< query blocks of packed sequences, where they are listed
 
   /// Pieces of a key block that are copied by themselves: pages, or parts of one.
   static constexpr int kPieces = Config::kBlockN / Config::kPageRows;
@@ -81,7 +81,7 @@ struct Sm90Loader {
   /// Which query block of which sequence and head a tile is.
   FLASHTILE_DEVICE void find_place(int tile_idx, Sm90Tile& tile) const {
     const Sm90GridParam& grid = params.grid;
-    if constexpr (Config::kPackedQ) {
+    if constexpr (Config::kListsTiles) {
       const Sm90TileList& list = grid.list;
       const int section = tile_idx / (num_listed * list.heads_per_section);
       const int first_head = section * list.heads_per_section;
@@ -142,6 +142,12 @@ struct Sm90Loader {
     if constexpr (Config::kHasChunk) {
       tile.offset = static_cast<int>(clamp<int64>(sequence.query_offset, -kFar / 2, kFar / 2));
     }
+  }
+
+  /// False where a sequence has ended before: longer ones have tiles there.
+  FLASHTILE_DEVICE bool is_there(const Sm90Tile& tile) const {
+    return !Config::kPackedQ || Config::kListsTiles ||
+           tile.m_block * kShape.block_m() < tile.seqlen_q;
   }
 
   FLASHTILE_DEVICE static int first_row(const Sm90Tile& tile) {
@@ -294,7 +300,7 @@ struct Sm90Loader {
     int tile_idx = static_cast<int>(cta_idx());
     bool has_counter = false;
     int num_tiles_of_grid = params.grid.num_tiles;
-    if constexpr (Config::kPackedQ) {
+    if constexpr (Config::kListsTiles) {
       num_listed = load_fresh(params.grid.list.num_entries);
       num_tiles_of_grid = num_listed * params.call.num_heads;
     }
@@ -303,7 +309,8 @@ struct Sm90Loader {
       int next = tile_idx + static_cast<int>(num_ctas());
       // Beside the tile's copies, but for the first, which does not wait for the counter.
       if (Config::kIsDynamic && has_counter) next = take_tile();
-      load(find(tile_idx, kTileToDo), tile_idx);
+      const Sm90Tile tile = find(tile_idx, kTileToDo);
+      if (is_there(tile)) load(tile, tile_idx);
       if (Config::kIsDynamic && !has_counter) {
         claim_counter();
         has_counter = true;
