@@ -87,8 +87,20 @@ HOPPER_PROBLEMS = [
     "attention_fwd:b1:hq1:sq100:sk400:d64:score='score - 0.3 * k_idx':lse:bf16",
     "attention_fwd:b1:hq2:sq200:sk300:d64:aux.t.i32[300]:causal:lse:bf16"
     ":mask='t[q_idx] == t[k_idx] || k_idx < 9'",
+    # Terms by distance that other warps make, for mapped blocks too.
     "attention_fwd:b1:hq2:sq200:sk330:d64:causal:aux.t[hq,600]:lse:bf16"
     ":score='score + t[head, q_idx - k_idx + seqlen_k]'",
+    "attention_fwd:b1:hq1:sq130:sk300:d128:softmax_scale=40:aux.t[300]:lse:bf16"
+    ":score='score - t[abs(q_idx - k_idx)]'",
+    "attention_fwd:b2:hq1:cu_seqlens_q={0,150,240}:cu_seqlens_k={0,130,290}:d96:softcap=5"
+    ":aux.t[300]:aux.w[300]:dropout_p=0.3:lse:f16:score='score + t[abs(q_idx - k_idx)]'"
+    ":mask='w[k_idx] < w[q_idx] || k_idx < 2'",
+    "attention_fwd:b1:hq1:sq130:sk200:d256:window_left=90:window_right=0:aux.t[300]:bf16"
+    ":score='score + t[q_idx - k_idx + 200]'",
+    # A bias that the copy engine takes.
+    "attention_fwd:b2:hq1:sq130:sk200:d128:causal:bias.f16[1,hq,sq,sk]:softcap=5:lse:bf16",
+    "attention_fwd:b1:hq1:sq130:sk200:d64:bias.bf16[b,1,sq,sk]:aux.w[200]:lse:f16"
+    ":mask='w[k_idx] < w[q_idx] || k_idx < 2'",
     "attention_fwd:b2:hq2:sq300:sk300:d64:aux.t[300]:aux.w[2]:sink:lse:bf16"
     ":mask='(t[q_idx] > t[k_idx] || k_idx < 2) && k_idx <= q_idx + w[batch]'",
     "attention_fwd:b1:hq2:sq200:sk300:d128:block_rows=32:block_cols=48:block_counts:block_indices"

@@ -131,7 +131,10 @@ TEST(Sm90Plan, FitsRegistersAndSharedMemory) {
   const GpuModel& gpu = *named_gpu_model("sm_90a");
   for (const int dim : {16, 64, 96, 128, 192, 256}) {
     for (const int seqlen : {100, 2048, 4096, 16384}) {
-      for (const char* rest : {":bf16", ":f16", ":causal:bf16", ":causal:f16"}) {
+      for (const char* rest :
+           {":bf16", ":f16", ":causal:bf16", ":causal:f16", ":causal:dropout_p=0.1:bf16",
+            ":aux.t[9]:score='score + t[q_idx - k_idx]':bf16", ":bias.bf16[1,1,sq,sk]:f16",
+            ":aux.t[9]:score='score + t[q_idx - k_idx]':dropout_p=0.1:softcap=9:f16"}) {
         const std::string text =
             "attention_fwd:b4:hq8:sq" + std::to_string(seqlen) + ":d" + std::to_string(dim) + rest;
         SCOPED_TRACE(text);
@@ -217,6 +220,8 @@ TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
        "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d64:causal"
        ":softcap=30:alibi_slopes[hq]:dropout_p=0.1:bf16",
        "attention_fwd:b4:hq8:sq4096:d128:causal:dropout_p=0.1:bf16",
+       "attention_fwd:b4:hq8:sq4096:d256:causal:aux.t[9000]:bf16:score='score + t[q_idx - k_idx]'",
+       "attention_fwd:b4:hq8:sq4096:d128:causal:bias.bf16[1,hq,sq,sk]:bf16",
        "attention_fwd:b4:hq16:sq2048:ps16:np512:pp128:d128:block_table:causal:bf16",
        "attention_fwd:b4:hq16:sq4096:ps256:np512:pp128:d64:block_table:causal:bf16"}) {
     SCOPED_TRACE(text);

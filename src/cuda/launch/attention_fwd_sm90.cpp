@@ -105,6 +105,9 @@ device::Sm90ForwardParams forward_params(const AttentionProblem& problem,
   params.k = row_boxes(args.k, key_rows);
   params.v = row_boxes(args.v, key_rows);
   params.out = row_boxes(args.out, shape.block_m());
+  if (shape.copies_bias) {
+    params.bias = bias_boxes(args.bias, shape.block_m(), device::Sm90Shape::kBiasColumns);
+  }
   params.grid = grid_param(problem, plan, workspace);
   params.call = attention_params(problem, args);
   params.call.grid.num_m_blocks = params.grid.num_m_blocks;

@@ -21,6 +21,18 @@ int64_t broadcast_stride(const TensorView& tensor, int dim) {
   return tensor.shape[static_cast<size_t>(dim)] == 1 ? 0 : stride_bytes(tensor, dim);
 }
 
+/// The stride of what is there once may be anything; the copy engine wants a multiple of 16 bytes.
+constexpr int64_t kGoodStride = 64;
+
+device::TensorMapParam encode(TensorMapSpec spec) {
+  spec.promotion = driver::kPromote256;
+  const driver::TensorMapBytes bytes = encode_tensor_map(spec);
+  device::TensorMapParam param;
+  static_assert(sizeof param.bytes == sizeof bytes);
+  std::memcpy(param.bytes, &bytes, sizeof param.bytes);
+  return param;
+}
+
 device::IntsParam ints_param(const TensorView& tensor) {
   if (!tensor) return {};
   return {static_cast<const char*>(tensor.data), stride_bytes(tensor, 0)};
@@ -112,18 +124,27 @@ device::TensorMapParam row_boxes(const TensorView& tensor, int box_rows) {
   const size_t order[] = {first + 2, first, first + 1, 0};
   for (size_t i = 0; i < 4; ++i) {
     spec.shape[i] = i == 3 && tensor.ndim == 3 ? 1 : tensor.shape[order[i]];
-    // The stride of what is there once may be anything; the engine wants a good one.
-    spec.strides[i] = spec.shape[i] == 1 ? kChunkColumns : tensor.strides[order[i]];
+    spec.strides[i] = spec.shape[i] == 1 ? kGoodStride : tensor.strides[order[i]];
   }
   spec.strides[0] = 1;
   spec.box = {kChunkColumns, box_rows, 1, 1, 1};
   spec.swizzle = driver::kSwizzle128;
-  spec.promotion = driver::kPromote256;
-  const driver::TensorMapBytes bytes = encode_tensor_map(spec);
-  device::TensorMapParam param;
-  static_assert(sizeof param.bytes == sizeof bytes);
-  std::memcpy(param.bytes, &bytes, sizeof param.bytes);
-  return param;
+  return encode(spec);
+}
+
+device::TensorMapParam bias_boxes(const TensorView& bias, int box_rows, int box_columns) {
+  TensorMapSpec spec;
+  spec.dtype = bias.dtype;
+  spec.data = bias.data;
+  spec.ndim = 4;
+  for (size_t i = 0; i < 4; ++i) {
+    spec.shape[i] = bias.shape[3 - i];
+    spec.strides[i] = spec.shape[i] == 1 ? kGoodStride : bias.strides[3 - i];
+  }
+  spec.strides[0] = 1;
+  spec.box = {box_columns, box_rows, 1, 1, 1};
+  spec.swizzle = driver::kSwizzle64;
+  return encode(spec);
 }
 
 device::AuxParam aux_param(const TensorView& tensor) {

@@ -43,6 +43,10 @@ device::ScoresParam scores_param(const TensorView& tensor);
 /// (total, heads, dim). Made in the current CUDA context.
 device::TensorMapParam row_boxes(const TensorView& tensor, int box_rows);
 
+/// The same of (batch, heads, seqlen_q, seqlen_k) with broadcast dimensions: boxes of keys of
+/// `box_rows` queries.
+device::TensorMapParam bias_boxes(const TensorView& bias, int box_rows, int box_columns);
+
 /// An aux tensor, or its gradient.
 device::AuxParam aux_param(const TensorView& tensor);
 

@@ -80,6 +80,18 @@ bool has_pairs_of_bias(const AttentionProblem& problem) {
   return is_aligned;
 }
 
+/// A bias of 16 bits that the copy engine takes, and nothing else besides it.
+bool copies_bias(const AttentionProblem& problem, const ScoreFlags& flags) {
+  const TensorLayout& bias = problem.bias;
+  const bool is_alone = !flags.has_user_score && !flags.has_alibi && !problem.has_leftpad;
+  if (!bias || !is_alone || dtype_bytes(bias.dtype) != 2 || bias.shape[2] == 1) return false;
+  bool is_good = bias.address_alignment >= 16 && bias.strides[3] == 1;
+  for (size_t d = 0; d < 3; ++d) {
+    is_good = is_good && (bias.shape[d] == 1 || (bias.strides[d] > 0 && bias.strides[d] % 8 == 0));
+  }
+  return is_good;
+}
+
 /// Some number near the largest logit of a row has to be subtracted. One that stays serves bf16 as
 /// long as later logits are not far from the first ones.
 Sm90Reference choose_reference(const AttentionProblem& problem, const ScoreFlags& flags) {
@@ -199,6 +211,10 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   tiling.last_section_bytes = 40 * kMib;
   tiling.reference = choose_reference(problem, flags);
   const bool follows = tiling.reference == Sm90Reference::kMaximum;
+  shape.copies_bias = copies_bias(problem, flags);
+  // At head_dim 64 the exponentials are what takes time.
+  shape.makes_terms = largest > 64 && adds_by_distance(problem.user_score) &&
+                      flags.bias == DType::kNone && !flags.has_alibi;
   // Registers for more than an exponential of each score.
   const bool knows_sequences = needs_sequence(flags, problem) && has_own_lengths(problem);
   const bool is_heavy = is_general(flags) || flags.has_softcap || problem.dropout.is_on ||
@@ -226,14 +242,15 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
     tiling.compute_registers = of_warpgroups[shape.num_warpgroups];
     return tiling;
   }
-  tiling.copy_registers = finds_pages ? 56 : 40;
-  tiling.compute_registers = finds_pages ? 224 : 232;
+  const bool copies_more = finds_pages || shape.makes_terms;
+  tiling.copy_registers = copies_more ? 56 : 40;
+  tiling.compute_registers = copies_more ? 224 : 232;
   if (largest <= 128) {
     if (is_heavy && flags.has_options) {
-      shape.block_n = is_one_option ? 96 : 64;
+      shape.block_n = !is_one_option ? 64 : shape.makes_terms && !flags.has_block_map() ? 128 : 96;
     }
     tiling.query_in_registers = !is_heavy;
-    if (shape.block_n == 128) shape.num_query_buffers = num_query_buffers;
+    if (shape.block_n == 128 && !shape.makes_terms) shape.num_query_buffers = num_query_buffers;
     tiling.holds_back = !follows && !is_heavy;
     // Few keys give their values exactly, which takes weights of 1.
     const bool has_many_keys = problem.max_seqlen_k >= shape.block_n;
@@ -243,7 +260,8 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   shape.num_query_buffers = 1;
   shape.block_n = problem.max_seqlen_k <= 8192 || is_heavy || finds_pages ? 64 : 80;
   // Pieces of 16 bytes, and memory beside two stages of 64 keys.
-  shape.warps_store = shape.block_n == 64 && problem.head_dim_v % 8 == 0;
+  shape.warps_store = shape.block_n == 64 && problem.head_dim_v % 8 == 0 && !shape.makes_terms &&
+                      !shape.copies_bias;
   tiling.takes_turns = false;
   return tiling;
 }
@@ -340,7 +358,9 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
       config_bool("kTakesTurns", tiling.takes_turns) +
       config_bool("kHoldsBack", tiling.holds_back) +
       config_int("kCopyRegisters", tiling.copy_registers) +
-      config_int("kComputeRegisters", tiling.compute_registers) + "};\n";
+      config_int("kComputeRegisters", tiling.compute_registers) +
+      config_bool("kAddsByDistance", shape.makes_terms) +
+      config_bool("kCopiesBias", shape.copies_bias) + "};\n";
   std::vector<KernelChoice> kernels;
   const int64_t num_lines = plan.blocks.num_lines();
   if (num_lines > 0 || problem.wants_max_logit) {

@@ -2,11 +2,13 @@
 #include "cuda/plan/user_expressions.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "variant/expr/access.hpp"
 #include "variant/expr/affine.hpp"
 #include "variant/expr/linear.hpp"
 #include "variant/expr/print.hpp"
+#include "variant/expr/score_line.hpp"
 #include "variant/expr/substitute.hpp"
 
 namespace flashtile::cuda {
@@ -159,6 +161,11 @@ MaskParts split_mask(const Expr& mask) {
   }
   if (!others.empty()) parts.rest = variant::conjunction(others);
   return parts;
+}
+
+bool adds_by_distance(const Expr& score) {
+  const std::optional<variant::ScoreLine> line = variant::score_line(score);
+  return adds_to_score(score) && line && line->shift == 1;
 }
 
 ExpressionInputs expression_inputs(const AttentionProblem& problem) {

@@ -15,6 +15,9 @@ struct MaskParts {
 };
 MaskParts split_mask(const variant::Expr& mask);
 
+/// True for a score function that adds what depends on k_idx - q_idx, but on neither alone.
+bool adds_by_distance(const variant::Expr& score);
+
 /// What a problem's expressions read, in the order in which kernels get it.
 struct ExpressionInputs {
   std::vector<variant::AuxSignature> aux;

@@ -245,7 +245,8 @@ Result cuTensorMapEncodeTiled(TensorMapBytes* map, int type, uint32_t rank, void
   made.data = static_cast<char*>(address);
   made.element_bytes = type == kMapFloat32 || type == kMapInt32 ? 4 : 2;
   made.num_dims = static_cast<int>(rank);
-  if (rank != 4 || swizzle != kSwizzle128) return kNotFound;
+  if (rank != 4 || (swizzle != kSwizzle64 && swizzle != kSwizzle128)) return kNotFound;
+  made.row_bytes = swizzle == kSwizzle64 ? 64 : 128;
   made.stride_bytes[0] = made.element_bytes;
   for (uint32_t d = 0; d < rank; ++d) {
     made.shape[d] = static_cast<long long>(shape[d]);

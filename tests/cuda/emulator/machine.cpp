@@ -128,9 +128,9 @@ void for_each_piece(const TensorMap& map, const int (&place)[4], uint32_t shared
           line += at[d] * map.stride_bytes[d + 1];
         }
         for (int piece = 0; piece < pieces; ++piece) {
-          const uint32_t address =
-              shared + static_cast<uint32_t>(row * 128) + static_cast<uint32_t>(piece * 16);
-          const uint32_t swizzled = address ^ ((address >> 7 & 7) << 4);
+          const uint32_t address = shared + static_cast<uint32_t>(row * map.row_bytes + piece * 16);
+          const uint32_t pieces_of_row = static_cast<uint32_t>(map.row_bytes) / 16;
+          const uint32_t swizzled = address ^ ((address >> 7 & (pieces_of_row - 1)) << 4);
           const long long column = place[0] + piece * per_piece;
           const long long left = is_inside && column >= 0 ? map.shape[0] - column : 0;
           const int bytes = static_cast<int>(left >= per_piece ? 16

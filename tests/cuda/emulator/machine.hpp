@@ -53,12 +53,13 @@ struct TensorMap {
   char* data;
   int element_bytes;
   int num_dims;
+  int row_bytes;  ///< of a box in shared memory
   long long shape[5];
   long long stride_bytes[5];
   int box[5];
 };
-/// Copies a box to or from rows of 128 bytes, whose 16-byte pieces are swizzled. Happens at once or
-/// later; a barrier gets the bytes of a load.
+/// Copies a box to or from rows of 64 or 128 bytes, whose 16-byte pieces are swizzled. Happens at
+/// once or later; a barrier gets the bytes of a load.
 void load_box(uint32_t target, const void* map, uint32_t barrier, const int (&place)[4]);
 void store_box(const void* map, uint32_t source, const int (&place)[4]);
 void commit_stores();

@@ -214,6 +214,7 @@ struct Sm90Compute {
     wait(memory.value_full(number % Memory::kStages), number / Memory::kStages % 2);
   }
   FLASHTILE_DEVICE void release_keys() const {
+    if constexpr (Config::kCopiesBias) sync_warp();
     arrive_if(memory.key_free((num_keys - 1) % Memory::kStages), lane_idx() == 0);
   }
   FLASHTILE_DEVICE void release_values(uint32 behind) const {
@@ -254,6 +255,26 @@ struct Sm90Compute {
           weights[step * 4 + 3], (values + step * 16 * 128).descriptor(), step > 0 ? 1 : adds);
     }
     commit_products();
+  }
+
+  // ---- What other warps make, or the copy engine brings, of the block whose keys were the last.
+
+  FLASHTILE_DEVICE uint32 terms_stage() const { return (num_keys - 1) % Memory::kTermStages; }
+  FLASHTILE_DEVICE void wait_for_terms() const {
+    if constexpr (!Config::kAddsByDistance) return;
+    wait(memory.terms_full(terms_stage()), (num_keys - 1) / Memory::kTermStages % 2);
+  }
+  FLASHTILE_DEVICE void release_terms() const {
+    if constexpr (!Config::kAddsByDistance) return;
+    sync_warp();
+    arrive_if(memory.terms_free(terms_stage()), lane_idx() == 0);
+  }
+  FLASHTILE_DEVICE void take_terms() {
+    wait_for_terms();
+    if constexpr (Config::kAddsByDistance) rules.take_terms(memory.terms(terms_stage()));
+    if constexpr (Config::kCopiesBias) {
+      rules.take_bias(memory.bias((num_keys - 1) % Memory::kStages));
+    }
   }
 
   FLASHTILE_DEVICE void mask() {
@@ -391,12 +412,14 @@ struct Sm90Compute {
       const uint32 halves = rules.kept[kBlockN / 4 - 1];
       hold_back(((halves ^ halves >> 1) & 0x7fffu) != 0);
     }
+    take_terms();
     wait_for_products<kHasValues ? 1 : 0>();
     pin(scores);
     release_keys();
     if constexpr (Config::kWarpsStore) {
       arrive_if(memory.query_free(query_buffer()), is_last_of_tile() && lane_idx() == 0);
     }
+    release_terms();
   }
 
   FLASHTILE_DEVICE void wait_for_sums(uint32 behind) {
@@ -421,6 +444,8 @@ struct Sm90Compute {
       ++num_keys;
       ++num_passed;
       release_keys();
+      wait_for_terms();
+      release_terms();
       wait(memory.value_full(stage), parity);
       arrive_if(memory.value_free(stage), lane_idx() == 0);
     }

@@ -202,13 +202,27 @@ struct Sm90Loader {
     }
   }
 
-  FLASHTILE_DEVICE void load_keys(Sm90Block block) {
+  /// What is added to the scores of a block.
+  FLASHTILE_DEVICE void load_bias(const Sm90Tile& tile, int n_block, uint32 stage) const {
+    const ScoresParam& bias = params.call.bias;
+    FLASHTILE_UNROLL
+    for (int chunk = 0; chunk < Config::kBlockN / Sm90Shape::kBiasColumns; ++chunk) {
+      load_box(memory.bias(stage) + static_cast<uint32>(chunk * kShape.bias_chunk_bytes()),
+               params.bias, memory.key_full(stage),
+               n_block * Config::kBlockN + chunk * Sm90Shape::kBiasColumns,
+               tile.m_block * kShape.block_m(), bias.head_stride == 0 ? 0 : tile.head,
+               bias.batch_stride == 0 ? 0 : tile.batch_idx, kEvictLast);
+    }
+  }
+
+  FLASHTILE_DEVICE void load_keys(const Sm90Tile& tile, Sm90Block block) {
     const uint32 stage = num_keys % Memory::kStages;
     wait(memory.key_free(stage), num_keys / Memory::kStages % 2 ^ 1);
     const uint32 barrier = memory.key_full(stage);
     if constexpr (Config::kIsMapped) store_shared(memory.block_word(stage), block.word);
-    arrive_expecting(barrier, kShape.key_bytes());
+    arrive_expecting(barrier, kShape.key_bytes() + kShape.bias_bytes());
     copy_rows<Config::kHeadDim>(memory.keys(stage), params.k, barrier, source);
+    if constexpr (Config::kCopiesBias) load_bias(tile, block.n_block(), stage);
     ++num_keys;
   }
 
@@ -226,7 +240,7 @@ struct Sm90Loader {
   FLASHTILE_DEVICE void load_block(const Sm90Tile& tile, Sm90Block block, bool& has_queries) {
     source.key = (Config::kHasLengths ? first_key : 0) + block.n_block() * Config::kBlockN;
     if constexpr (Config::kPaged) find_pages();
-    load_keys(block);
+    load_keys(tile, block);
     if (owes_values) load_values(2);
     if (!has_queries) load_queries(tile);
     has_queries = true;

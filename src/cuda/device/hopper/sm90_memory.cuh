@@ -7,8 +7,9 @@
 //                        where warps store: read by products -> query_free (a count for each warp);
 //                        results_full tells of tiles that failed
 //   keys, values         copied -> key_full, value_full -> products -> key_free, value_free
-//   tiles                published -> tile_full -> read by all warps that compute, and by the
-//                        thread that stores -> tile_free
+//   terms by distance    made -> terms_full -> read -> terms_free
+//   tiles                published -> tile_full -> read by all warps that compute or make
+//                        terms, and by the thread that stores -> tile_free
 //   list of failures     after the last tile: list_full
 #pragma once
 
@@ -51,14 +52,17 @@ struct Sm90Tile {
 template <class Config>
 struct Sm90Memory {
   static constexpr Sm90Shape kShape = {
-      Config::kHeadDim,   Config::kHeadDimV,        Config::kBlockN,    Config::kNumWarpgroups,
-      Config::kNumStages, Config::kNumQueryBuffers, Config::kWarpsStore};
+      Config::kHeadDim,       Config::kHeadDimV,       Config::kBlockN,
+      Config::kNumWarpgroups, Config::kNumStages,      Config::kNumQueryBuffers,
+      Config::kWarpsStore,    Config::kAddsByDistance, Config::kCopiesBias};
   static constexpr uint32 kStages = Config::kNumStages;
   static constexpr uint32 kBuffers = Config::kNumQueryBuffers;
   static constexpr uint32 kSlots = Sm90Shape::kTileSlots;
   static constexpr uint32 kResultSlots = static_cast<uint32>(kShape.num_result_slots());
   static constexpr uint32 kStageBarriers = 2 * kBuffers + kResultSlots;
   static constexpr int kComputingWarps = 4 * Config::kNumWarpgroups;
+  static constexpr int kWarpsOfTerms = Config::kAddsByDistance ? 2 : 0;
+  static constexpr uint32 kTermStages = Sm90Shape::kTermStages;
 
   uint32 base;
 
@@ -82,6 +86,10 @@ struct Sm90Memory {
   /// Of a warp that computes.
   FLASHTILE_DEVICE uint32 warp_results(int warp) const {
     return base + static_cast<uint32>(kShape.results_begin() + warp * Sm90Shape::kWarpResultBytes);
+  }
+  FLASHTILE_DEVICE uint32 bias(uint32 stage) const {
+    return base + static_cast<uint32>(kShape.bias_begin()) +
+           stage * static_cast<uint32>(kShape.bias_bytes());
   }
 
   FLASHTILE_DEVICE uint32 barrier(uint32 number) const {
@@ -110,6 +118,11 @@ struct Sm90Memory {
     return barrier(kStageBarriers + 4 * kStages + 2 * kSlots);
   }
 
+  FLASHTILE_DEVICE uint32 terms_full(uint32 stage) const {
+    return barrier(kStageBarriers + 4 * kStages + 2 * kSlots + 1 + stage);
+  }
+  FLASHTILE_DEVICE uint32 terms_free(uint32 stage) const { return terms_full(kTermStages + stage); }
+
   FLASHTILE_DEVICE uint32 tile_slot(uint32 slot) const {
     return base + static_cast<uint32>(kShape.slots_begin()) + slot * Sm90Shape::kTileSlotBytes;
   }
@@ -123,6 +136,12 @@ struct Sm90Memory {
   /// The word of the key block that a stage holds (Sm90Block); there with its keys.
   FLASHTILE_DEVICE uint32 block_word(uint32 stage) const {
     return base + static_cast<uint32>(kShape.blocks_begin()) + stage * 4;
+  }
+
+  /// What is added to scores of a key block by distance.
+  FLASHTILE_DEVICE uint32 terms(uint32 stage) const {
+    return base + static_cast<uint32>(kShape.terms_begin()) +
+           stage * static_cast<uint32>(2 * kShape.term_copy_bytes());
   }
 
   /// By one thread; a barrier of the CTA follows.
@@ -143,9 +162,15 @@ struct Sm90Memory {
     }
     for (uint32 i = 0; i < kSlots; ++i) {
       init_barrier(tile_full(i), 1);
-      init_barrier(tile_free(i), kComputingWarps + 1);
+      init_barrier(tile_free(i), kComputingWarps + kWarpsOfTerms + 1);
     }
     init_barrier(list_full(), 1);
+    if constexpr (Config::kAddsByDistance) {
+      for (uint32 i = 0; i < kTermStages; ++i) {
+        init_barrier(terms_full(i), kWarpsOfTerms);
+        init_barrier(terms_free(i), kComputingWarps);
+      }
+    }
     fence_barrier_init();
   }
 };

@@ -6,6 +6,7 @@
 
 #include "cuda/device/hopper/row_softmax.cuh"
 #include "cuda/device/hopper/sm90_keys.cuh"
+#include "cuda/device/ptx/exchange.cuh"
 #include "cuda/device/ptx/warpgroup.cuh"
 #include "cuda/device/score/dropout.cuh"
 #include "cuda/device/score/logits.cuh"
@@ -19,6 +20,7 @@ struct Sm90Scores {
   using Rows = QueryRows<false>;
   using Expressions = typename Config::Expressions;
   using UserParams = typename Expressions::Params;
+  static constexpr auto kShape = Sm90Memory<Config>::kShape;
   static constexpr int kBlockN = Config::kBlockN;
   using Scores = float[kBlockN / 2];
   /// Blocks may be known to lie inside of all that is read for their pairs.
@@ -33,7 +35,11 @@ struct Sm90Scores {
   const UserParams& user;
   float slope = 0.0f;   ///< of the tile's head, negative and in log2 units
   float lane_distance;  ///< distance_of, in a tile and a block that begin at 0
-  float terms[kHasTerms ? kBlockN / 2 : 1];
+  uint32 biases[Config::kCopiesBias ? kBlockN / 4 : 1];  ///< pairs
+  /// By distance: what a row's next eight columns add is what those before add eight rows below.
+  float terms[!kHasTerms || Config::kCopiesBias ? 1
+              : Config::kAddsByDistance         ? kBlockN / 4 + 2
+                                                : kBlockN / 2];
   uint32 kept[Config::kHasDropout ? kBlockN / 4 : 1];  ///< bits of packed weights
   uint32 seen[2] = {};  ///< a bit of each column, for both rows, of a block that masks cut
 
@@ -97,6 +103,17 @@ struct Sm90Scores {
     return static_cast<float>(of_tile) + (lane_distance + static_cast<float>(half * 8));
   }
 
+  /// What is added to a score.
+  FLASHTILE_DEVICE float term_of(int i) const {
+    if constexpr (Config::kCopiesBias) {
+      float pair[2];
+      unpack<Config::kBias>(biases[i / 2], pair[0], pair[1]);
+      return pair[i % 2];
+    } else {
+      return terms[Config::kAddsByDistance ? (i / 4 + 1 - i / 2 % 2) * 2 + i % 2 : i];
+    }
+  }
+
   /// Natural logits, in place.
   FLASHTILE_DEVICE void make_logits(Scores& scores, const Sm90Tile& tile, int n_block) const {
     if constexpr (kHasTerms) {
@@ -106,7 +123,7 @@ struct Sm90Scores {
       const float scale = Config::kHasSoftcap ? params.call.softcap : params.call.softmax_scale;
       FLASHTILE_UNROLL
       for (int i = 0; i < kBlockN / 2; ++i) {
-        scores[i] = fused_multiply_add(scores[i], scale, terms[i]);
+        scores[i] = fused_multiply_add(scores[i], scale, term_of(i));
       }
     } else {
       change_scores(scores, tile, n_block);
@@ -291,13 +308,47 @@ struct Sm90Scores {
       if (cover == Cover::kPart) find_seen(tile, n_block);
       pin(seen);
     }
-    if constexpr (kHasTerms) {
+    if constexpr (kHasTerms && !Config::kAddsByDistance && !Config::kCopiesBias) {
       change_scores(terms, tile, n_block);
       pin(terms);
     }
     if constexpr (Config::kHasDropout) {
       find_kept(tile, n_block);
       pin(kept);
+    }
+  }
+
+  /// Terms by distance, from where they have been made of a block (Sm90Terms).
+  FLASHTILE_DEVICE void take_terms(uint32 made) {
+    const int thread = fresh(thread_idx());
+    const int row = (thread / kWarpSize - 4) * 16 + thread % kWarpSize / 4;
+    // Of the lane's first columns in the lower one of its rows. Pairs are aligned in one copy.
+    const int place = Keys::kBlockM - 1 - (row + 8) + thread % 4 * 2;
+    constexpr int kCopy = kShape.term_copy_bytes();
+    const uint32 first =
+        made + static_cast<uint32>(place % 2 == 0 ? place * 4 : kCopy + (place - 1) * 4);
+    FLASHTILE_UNROLL
+    for (int n = 0; n <= kBlockN / 8; ++n) {
+      const FloatPair pair = load_shared_floats(first + static_cast<uint32>(n * 32));
+      terms[n * 2] = pair.x;
+      terms[n * 2 + 1] = pair.y;
+    }
+  }
+
+  /// The bias of a block, as the copy engine has left it.
+  FLASHTILE_DEVICE void take_bias(uint32 copied) {
+    const int thread = fresh(thread_idx());
+    const int row = (thread / kWarpSize - 4) * 16 + thread % kWarpSize / 4;
+    // A row's four pieces of 16 bytes are swizzled by two bits of its number.
+    const uint32 lane = copied + static_cast<uint32>(row * 64 + row / 2 % 4 * 16 + thread % 4 * 4);
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kBlockN / 8; ++n) {
+      const uint32 address = (lane ^ static_cast<uint32>(n % 4 * 16)) +
+                             static_cast<uint32>(n / 4 * kShape.bias_chunk_bytes());
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        biases[n * 2 + half] = load_shared_word(address + static_cast<uint32>(half * 8 * 64));
+      }
     }
   }
 

@@ -6,6 +6,7 @@
 
 #include "cuda/device/hopper/sm90_compute.cuh"
 #include "cuda/device/hopper/sm90_copy.cuh"
+#include "cuda/device/hopper/sm90_terms.cuh"
 
 FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(128 * (Config::kNumWarpgroups + 1), 1)
     attention_fwd_sm90(FLASHTILE_PARAMETER flashtile::device::Sm90ForwardParams params,
@@ -37,6 +38,7 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(128 * (Config::kNumWarpgroups + 1), 1)
         fill_uncovered_rows<Config>(params);
       }
     }
+    if (Config::kAddsByDistance && warp >= 2) make_terms<Config>(params, user, memory);
   } else {
     claim_registers<Config::kComputeRegisters>();
     Sm90Compute<Config>(params, user, memory).run();

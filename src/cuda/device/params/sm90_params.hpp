@@ -65,6 +65,7 @@ struct Sm90ForwardParams {
   /// The same by two coefficients, to what bf16 weights tell apart.
   float short_cap_line[2] = {};
   float tiny_products = 0;
+  TensorMapParam bias;  ///< where copies_bias says so
 };
 
 /// The shape of a CTA: a warpgroup that copies and `num_warpgroups` that compute 64 rows each.
@@ -78,12 +79,15 @@ struct Sm90Shape {
   /// Results do not leave through the buffer of their queries, but through memory of the warps,
   /// which store them: the next queries are copied as soon as products of the last are done.
   bool warps_store = false;
+  bool makes_terms = false;  ///< what is added to scores by distance (Sm90Terms)
+  bool copies_bias = false;  ///< of 16 bits, together with keys
 
   static constexpr int kTileSlots = 4;
   static constexpr int kTileSlotBytes = 64;
   static constexpr int kAlignment = 1024;
   /// Two chunks of 64 columns of a warp's 16 rows.
   static constexpr int kWarpResultBytes = 2 * 16 * 128;
+  static constexpr int kTermStages = 2;
 
   constexpr int block_m() const { return 64 * num_warpgroups; }
   constexpr int num_threads() const { return 128 * (num_warpgroups + 1); }
@@ -98,14 +102,22 @@ struct Sm90Shape {
 
   constexpr int keys_begin() const { return num_query_buffers * query_bytes(); }
   constexpr int values_begin() const { return keys_begin() + num_stages * key_bytes(); }
-  constexpr int results_begin() const { return values_begin() + num_stages * value_bytes(); }
+  /// Chunks of 32 columns of a bias, rows of 64 bytes.
+  static constexpr int kBiasColumns = 32;
+  constexpr int bias_chunk_bytes() const { return block_m() * 2 * kBiasColumns; }
+  constexpr int bias_bytes() const {
+    return copies_bias ? block_n / kBiasColumns * bias_chunk_bytes() : 0;
+  }
+  constexpr int bias_begin() const { return values_begin() + num_stages * value_bytes(); }
+  constexpr int results_begin() const { return bias_begin() + num_stages * bias_bytes(); }
   constexpr int barriers_begin() const {
     return results_begin() + (warps_store ? 4 * num_warpgroups * kWarpResultBytes : 0);
   }
   /// Tiles whose results may be there and not looked at.
   constexpr int num_result_slots() const { return warps_store ? kTileSlots : num_query_buffers; }
   constexpr int num_barriers() const {
-    return 2 * num_query_buffers + num_result_slots() + 4 * num_stages + 2 * kTileSlots + 1;
+    return 2 * num_query_buffers + num_result_slots() + 4 * num_stages + 2 * kTileSlots + 1 +
+           (makes_terms ? 2 * kTermStages : 0);
   }
   constexpr int slots_begin() const {
     return (barriers_begin() + num_barriers() * 8 + 31) / 32 * 32;
@@ -115,7 +127,16 @@ struct Sm90Shape {
   constexpr int list_begin() const { return flags_begin() + num_result_slots() * 4; }
   /// A word for each stage: which key block it holds.
   constexpr int blocks_begin() const { return list_begin() + 4; }
-  constexpr int shared_bytes() const { return blocks_begin() + num_stages * 4 + kAlignment; }
+  constexpr int end_of_blocks() const { return blocks_begin() + num_stages * 4; }
+  /// Terms of a key block, of all distances: twice, so that two neighbours are aligned in one of
+  /// both, in other banks.
+  constexpr int terms_begin() const { return (end_of_blocks() + 7) / 8 * 8; }
+  constexpr int num_terms() const { return block_m() + block_n; }
+  constexpr int term_copy_bytes() const { return ((num_terms() + 31) / 32 * 32 + 16) * 4; }
+  constexpr int shared_bytes() const {
+    return kAlignment +
+           (makes_terms ? terms_begin() + kTermStages * 2 * term_copy_bytes() : end_of_blocks());
+  }
 };
 
 }  // namespace flashtile::device

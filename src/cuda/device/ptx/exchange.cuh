@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/device/ptx/define.cuh"
+#include "cuda/device/ptx/memory.cuh"
 
 namespace flashtile::device {
 
@@ -11,6 +12,16 @@ namespace flashtile::device {
 FLASHTILE_DEVICE uint32 load_shared_word(uint32 address) {
   uint32 value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+/// Two neighbours, aligned to both.
+FLASHTILE_DEVICE FloatPair load_shared_floats(uint32 address) {
+  FloatPair value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(address)
+               : "memory");
   return value;
 }
 

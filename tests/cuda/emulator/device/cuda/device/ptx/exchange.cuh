@@ -8,6 +8,7 @@
 namespace flashtile::device {
 
 inline uint32 load_shared_word(uint32 address) { return shared_value<uint32>(address); }
+inline FloatPair load_shared_floats(uint32 address) { return shared_value<FloatPair>(address); }
 inline int load_fresh(const int* address) { return *address; }
 inline void fence_device() {}
 inline uint32 atomic_increment(uint32* address) { return (*address)++; }
