@@ -320,6 +320,11 @@ TEST_F(AttentionDevice, HopperGivesTheSameBitsAThousandTimesBesideOtherWork) {
       "causal:lse:f16@attention_fwd_sm90",
       "attention_fwd:b1:hq9:sq2000:sk1500:d128:window_left=300:window_right=0:lse:bf16"
       "@attention_fwd_sm90",
+      // Terms that other warps make, and a bias that comes with the keys.
+      "attention_fwd:b2:hq10:hkv5:sq900:d128:causal:aux.t[hq,2000]:lse:bf16"
+      ":score='score + t[head, q_idx - k_idx + 950]'@attention_fwd_sm90",
+      "attention_fwd:b1:hq30:hkv5:sq800:d64:causal:bias.bf16[1,hq,sq,sk]:lse:bf16"
+      "@attention_fwd_sm90",
       // Values in keys: splits, and a tile that is worked out again.
       "attention_fwd:b2:hq16:hkv1:sq1:sk3000:d576:dv512:v=k:lse:bf16",
       "attention_fwd:b2:hq80:hkv1:sq2:sk700:d576:dv512:v=k:causal:softmax_scale=2:lse:bf16",
