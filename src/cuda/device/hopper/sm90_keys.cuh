@@ -8,6 +8,12 @@
 
 namespace flashtile::device {
 
+/// Of the 16 rows of a tile that are a warp's, the one with that number. From a thread's number
+/// anew: registers are dear.
+FLASHTILE_DEVICE int tile_row(int thread, int number) {
+  return (thread / kWarpSize - 4) * 16 + number;
+}
+
 template <class Config>
 struct Sm90Keys {
   static constexpr int kBlockM = Sm90Memory<Config>::kShape.block_m();

@@ -28,6 +28,8 @@ struct Sm90Scores {
       Expressions::kIsScoreLinear || (!Expressions::kHasScore && Config::kBias != Element::kNone);
   /// Options add terms to scores that do not depend on them.
   static constexpr bool kHasTerms = Kind::kIsGeneral && Expressions::kAddsToScore;
+  /// Rows may not have seen a key behind a tile's first block, or logits may go far from its own.
+  static constexpr bool kAsksSettled = Config::kIsMapped || Kind::kIsGeneral;
   /// Masks other than by position hide pairs.
   static constexpr bool kHidesPairs = Config::kHasBlockList || Expressions::kHasMask;
 
@@ -91,6 +93,13 @@ struct Sm90Scores {
       slope = with_rules(
           tile, [&](const ScoreRules<Config>& rules) { return -kLog2e * rules.slope(tile.head); });
     }
+  }
+
+  /// Of logits as softmax gets them, to powers of two.
+  FLASHTILE_DEVICE float logit_scale() const {
+    if constexpr (Kind::kIsGeneral) return kLog2e;
+    if constexpr (Kind::kIsTilted || Kind::kIsCapped) return 1.0f;
+    return params.scale;
   }
 
   /// Of what ALiBi is added to, to powers of two.
