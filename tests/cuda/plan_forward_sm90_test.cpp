@@ -4,6 +4,7 @@
 // kernel, and that a multiprocessor holds what it asks for.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -165,6 +166,35 @@ Sm90ForwardPlan causal_plan(int64_t batch_size, int64_t num_heads, int64_t seqle
   problem.head_dim = problem.head_dim_v = dim;
   problem.window_right = 0;
   return make_sm90_plan(problem, choose_sm90_tiling(problem));
+}
+
+TEST(Sm90Plan, CopiesABiasWhoseRowsTheCopyEngineTakes) {
+  AttentionProblem problem;
+  problem.gpu = named_gpu_model("sm_90a");
+  problem.dtype = DType::kBF16;
+  problem.batch_size = 2;
+  problem.num_heads = problem.num_heads_kv = 8;
+  problem.max_seqlen_q = problem.max_seqlen_k = 504;
+  problem.head_dim = problem.head_dim_v = 128;
+  using Numbers = std::array<int64_t, TensorView::kMaxDims>;
+  const auto copies = [&](const Numbers& shape, const Numbers& strides, DType dtype = DType::kF16,
+                          int64_t alignment = 16) {
+    problem.bias = {dtype, 4, shape, strides, alignment};
+    return choose_sm90_tiling(problem).shape.copies_bias;
+  };
+  const Numbers shape = {2, 8, 504, 504};
+  const Numbers strides = {504 * 4096, 504 * 512, 512, 1};
+  EXPECT_TRUE(copies(shape, strides));
+  EXPECT_TRUE(copies({1, 1, 504, 504}, {7, 7, 504, 1}));
+  EXPECT_TRUE(copies(shape, {0, 0, 512, 1}));  // one for all, seen as many
+  EXPECT_FALSE(copies(shape, {0, 504, 0, 1}));
+  EXPECT_FALSE(copies({2, 8, 1, 504}, strides));
+  EXPECT_FALSE(copies(shape, {504 * 4040, 504 * 505, 505, 1}));
+  EXPECT_FALSE(copies(shape, {504 * 8192, 504 * 1024, 1024, 2}));
+  EXPECT_FALSE(copies(shape, strides, DType::kF32));
+  EXPECT_FALSE(copies(shape, strides, DType::kF16, 8));
+  problem.has_leftpad = true;
+  EXPECT_FALSE(copies(shape, strides));
 }
 
 /// All pairs are in a section; the last one holds short tiles for all CTAs where the cache does.

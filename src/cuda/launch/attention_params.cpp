@@ -138,8 +138,9 @@ device::TensorMapParam bias_boxes(const TensorView& bias, int box_rows, int box_
   spec.data = bias.data;
   spec.ndim = 4;
   for (size_t i = 0; i < 4; ++i) {
-    spec.shape[i] = bias.shape[3 - i];
-    spec.strides[i] = spec.shape[i] == 1 ? kGoodStride : bias.strides[3 - i];
+    const int64_t stride = bias.strides[3 - i];
+    spec.shape[i] = stride == 0 ? 1 : bias.shape[3 - i];
+    spec.strides[i] = spec.shape[i] == 1 ? kGoodStride : stride;
   }
   spec.strides[0] = 1;
   spec.box = {box_columns, box_rows, 1, 1, 1};

@@ -80,14 +80,16 @@ bool has_pairs_of_bias(const AttentionProblem& problem) {
   return is_aligned;
 }
 
-/// A bias of 16 bits that the copy engine takes, and nothing else besides it.
+/// A bias of 16 bits that the copy engine takes, and nothing else besides it. Batches and heads may
+/// share one.
 bool copies_bias(const AttentionProblem& problem, const ScoreFlags& flags) {
   const TensorLayout& bias = problem.bias;
   const bool is_alone = !flags.has_user_score && !flags.has_alibi && !problem.has_leftpad;
   if (!bias || !is_alone || dtype_bytes(bias.dtype) != 2 || bias.shape[2] == 1) return false;
   bool is_good = bias.address_alignment >= 16 && bias.strides[3] == 1;
   for (size_t d = 0; d < 3; ++d) {
-    is_good = is_good && (bias.shape[d] == 1 || (bias.strides[d] > 0 && bias.strides[d] % 8 == 0));
+    const bool is_shared = bias.shape[d] == 1 || (d < 2 && bias.strides[d] == 0);
+    is_good = is_good && (is_shared || (bias.strides[d] > 0 && bias.strides[d] % 8 == 0));
   }
   return is_good;
 }
