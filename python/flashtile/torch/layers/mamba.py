@@ -29,7 +29,22 @@ def check_silu(layer: str, hidden_act: str) -> None:
         raise ValueError(f"{layer}: hidden_act is {hidden_act!r}, expected 'silu'")
 
 
-class Mamba(RecurrentLayer):
+class _ConvolvedLayer(RecurrentLayer):
+    """What both have in front of the recurrence: a causal convolution of each channel, `conv1d`."""
+
+    def make_convolution(self, num_channels: int, kernel_size: int, has_bias: bool) -> None:
+        self.conv1d = nn.Conv1d(num_channels, num_channels, kernel_size, groups=num_channels,
+                                bias=has_bias, padding=kernel_size - 1)
+
+    def convolved(self, x: Tensor, rows: Rows, before: dict[str, Any],
+                  wants: bool) -> tuple[Tensor, Tensor | None]:
+        """(rows, state behind the last one if it is wanted)."""
+        return short_conv(
+            x, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu",
+            cache=before.get("conv_state"), cu_seqlens=rows.cu_seqlens, return_cache=wants)
+
+
+class Mamba(_ConvolvedLayer):
     """Mamba's selective scan (arXiv:2312.00752): parameters in_proj (x, gate), conv1d, x_proj (dt,
     B, C), dt_proj, A_log, D, out_proj.
 
@@ -55,9 +70,7 @@ class Mamba(RecurrentLayer):
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
         self.state_size = state_size
         self.dt_rank = math.ceil(hidden_size / 16) if dt_rank == "auto" else int(dt_rank)
-        self.conv1d = nn.Conv1d(intermediate_size, intermediate_size, conv_kernel,
-                                groups=intermediate_size, bias=use_conv_bias,
-                                padding=conv_kernel - 1)
+        self.make_convolution(intermediate_size, conv_kernel, use_conv_bias)
         self.in_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=use_bias)
         self.x_proj = nn.Linear(intermediate_size, self.dt_rank + 2 * state_size, bias=False)
         self.dt_proj = nn.Linear(self.dt_rank, intermediate_size)
@@ -79,9 +92,7 @@ class Mamba(RecurrentLayer):
         rows = Rows.of(hidden_states, attention_mask, cu_seqlens)
         before, wants = self.state(past_key_values), bool(use_cache)
         u, gate = self.in_proj(rows.hidden).chunk(2, -1)
-        u, conv_state = short_conv(
-            u, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu",
-            cache=before.get("conv_state"), cu_seqlens=rows.cu_seqlens, return_cache=wants)
+        u, conv_state = self.convolved(u, rows, before, wants)
         dt, B, C = torch.split(self.x_proj(u), [self.dt_rank, *2 * [self.state_size]], -1)
         out, finals = call(
             "mamba1", {
@@ -111,7 +122,7 @@ class GroupedNorm(nn.Module):
         return (out.flatten(-2) * self.weight).to(x.dtype)
 
 
-class Mamba2(RecurrentLayer):
+class Mamba2(_ConvolvedLayer):
     """Mamba-2 (arXiv:2405.21060): parameters in_proj (z, x B C, dt), conv1d, dt_bias, A_log, D,
     norm, out_proj.
 
@@ -143,8 +154,7 @@ class Mamba2(RecurrentLayer):
         self.n_groups, self.hidden_act, self.dt_limit = n_groups, hidden_act, dt_limit
         self.D_has_hdim, self.chunk_size = D_has_hdim, chunk_size
         self.conv_dim = self.intermediate_size + 2 * n_groups * state_size
-        self.conv1d = nn.Conv1d(self.conv_dim, self.conv_dim, conv_kernel, groups=self.conv_dim,
-                                bias=use_conv_bias, padding=conv_kernel - 1)
+        self.make_convolution(self.conv_dim, conv_kernel, use_conv_bias)
         self.in_proj = nn.Linear(
             hidden_size, self.intermediate_size + self.conv_dim + self.num_heads, bias=use_bias)
         self.dt_bias = nn.Parameter(log_step_sizes(self.num_heads))
@@ -165,9 +175,7 @@ class Mamba2(RecurrentLayer):
         before, wants = self.state(past_key_values), bool(use_cache)
         gate, inner, dt = torch.split(
             self.in_proj(rows.hidden), [self.intermediate_size, self.conv_dim, self.num_heads], -1)
-        inner, conv_state = short_conv(
-            inner, self.conv1d.weight.squeeze(1), self.conv1d.bias, activation="silu",
-            cache=before.get("conv_state"), cu_seqlens=rows.cu_seqlens, return_cache=wants)
+        inner, conv_state = self.convolved(inner, rows, before, wants)
         shared = self.n_groups * self.state_size
         x, B, C = torch.split(inner, [self.intermediate_size, shared, shared], -1)
         out, finals = call(
