@@ -109,4 +109,12 @@ std::string refuse_attention(const AttentionProblem& problem) {
   return {};
 }
 
+std::string refuse_hopper(const AttentionProblem& problem) {
+  std::string refusal = refuse_attention(problem);
+  if (refusal.empty() && problem.gpu->compute_capability != 90) {
+    refusal = "needs compute capability 9.0, " + problem.gpu->name + " has another";
+  }
+  return refusal;
+}
+
 }  // namespace flashtile::cuda

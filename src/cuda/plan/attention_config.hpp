@@ -43,6 +43,8 @@ std::string config_preamble(const AttentionProblem& problem);
 
 /// The first condition that no CUDA kernel for attention meets; empty: none.
 std::string refuse_attention(const AttentionProblem& problem);
+/// The same of kernels for Hopper alone.
+std::string refuse_hopper(const AttentionProblem& problem);
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }

@@ -53,11 +53,8 @@ ForwardTiling latent_tiling(const AttentionProblem& problem) {
 }  // namespace
 
 std::string refuse_attention_fwd_latent_sm90(const AttentionProblem& problem) {
-  const std::string refusal = refuse_attention(problem);
+  const std::string refusal = refuse_hopper(problem);
   if (!refusal.empty()) return refusal;
-  if (problem.gpu->compute_capability != 90) {
-    return "needs compute capability 9.0, " + problem.gpu->name + " has another";
-  }
   if (!problem.values_in_keys) return "takes values that are the first columns of keys";
   if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16) {
     return "takes f16 and bf16, not " + std::string(dtype_name(problem.dtype));

@@ -128,11 +128,8 @@ int sm90_page_rows(const AttentionProblem& problem, int block_n) {
 }
 
 std::string refuse_attention_fwd_sm90(const AttentionProblem& problem) {
-  std::string refusal = refuse_attention(problem);
+  std::string refusal = refuse_hopper(problem);
   if (!refusal.empty()) return refusal;
-  if (problem.gpu->compute_capability != 90) {
-    return "needs compute capability 9.0, " + problem.gpu->name + " has another";
-  }
   if (problem.dtype != DType::kF16 && problem.dtype != DType::kBF16) {
     return "takes f16 and bf16, not " + std::string(dtype_name(problem.dtype));
   }
