@@ -25,6 +25,20 @@ constexpr const char* kPackedForward[] = {
     ":b8:hq32:hkv8:sq1024:sk8192:seqused_k:block_table:page_size=16:causal",
 };
 
+/// Latent attention: values are the first columns of keys.
+constexpr const char* kPackedLatent[] = {
+    // Few sequences, whose keys are divided, and many.
+    ":b8:hq16:hkv1:sq1:sk8192:seqused_k:causal",
+    ":b8:hq128:hkv1:sq1:sk8192:seqused_k:causal",
+    ":b256:hq16:hkv1:sq1:sk8192:seqused_k:causal",
+    ":b256:hq128:hkv1:sq1:sk8192:seqused_k:causal",
+    ":b8:hq16:hkv1:sq1:sk8192:seqused_k:block_table:page_size=64:causal",
+    ":b8:hq128:hkv1:sq1:sk8192:seqused_k:block_table:page_size=64:causal",
+    ":b256:hq16:hkv1:sq1:sk8192:seqused_k:block_table:page_size=64:causal",
+    ":b256:hq128:hkv1:sq1:sk8192:seqused_k:block_table:page_size=64:causal",
+    ":b1:hq128:hkv1:sq4096:causal",
+};
+
 constexpr int kHeadDims[] = {64, 128, 256};
 constexpr const char* kDtypes[] = {"bf16", "f16"};
 
@@ -36,13 +50,16 @@ std::vector<std::string> pack_problems(const OpSpec& spec) {
   std::vector<std::string> rests(std::begin(kPackedBothWays), std::end(kPackedBothWays));
   if (is_forward) rests.insert(rests.end(), std::begin(kPackedForward), std::end(kPackedForward));
   std::vector<std::string> problems;
-  for (const std::string& rest : rests) {
-    for (int head_dim : kHeadDims) {
-      for (const char* dtype : kDtypes) {
-        problems.push_back(std::string(spec.name) + rest + ":d" + std::to_string(head_dim) + ":" +
-                           dtype);
-      }
+  const auto add = [&](const std::string& rest) {
+    for (const char* dtype : kDtypes) {
+      problems.push_back(std::string(spec.name) + rest + ":" + dtype);
     }
+  };
+  for (const std::string& rest : rests) {
+    for (const int head_dim : kHeadDims) add(rest + ":d" + std::to_string(head_dim));
+  }
+  if (is_forward) {
+    for (const char* rest : kPackedLatent) add(rest + std::string(":d576:dv512:v=k"));
   }
   return problems;
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The forward beside PyTorch's backends, on the sweep of the FlashAttention papers: 16k tokens,
-hidden size 2048, bf16; operations are 4 B H S S D, halved when causal.
+hidden size 2048, bf16; operations are 2 B H S S (D + DV), halved when causal.
 
     bench/gpu/forward.py --library build/gpu/libflashtile.so [--json FILE] [--quick] [--peers ...]
         [--implementations attention_fwd_sm90 attention_fwd_portable] [--points FILE --commit ID]
-        [--sustained] [--redo]
+        [--sustained] [--redo] [--dims 64 192/128 ...]
 
 Prints one line for each problem; --json writes one JSON line for each (problem, implementation),
 --points one for each problem, with the largest error beside that of a plain implementation in the
@@ -29,9 +29,10 @@ import timing
 TOKENS, HIDDEN = 16384, 2048
 
 
-def inputs(seqlen, dim, dtype, generator):
-    shape = (TOKENS // seqlen, seqlen, HIDDEN // dim, dim)
-    return [torch.randn(shape, device="cuda", dtype=dtype, generator=generator) for _ in range(3)]
+def inputs(seqlen, dim, dtype, generator, dim_v=None):
+    rows = (TOKENS // seqlen, seqlen, HIDDEN // (dim_v or dim))
+    return [torch.randn(*rows, size, device="cuda", dtype=dtype, generator=generator)
+            for size in (dim, dim, dim_v or dim)]
 
 
 def plain_attention(q, k, v, causal, dtype):
@@ -68,7 +69,7 @@ def write_points(path, points, record, rate, commit):
 
 
 def make_call(lib, q, k, v, causal, implementation):
-    out = torch.full_like(q, math.nan)
+    out = torch.full_like(v, math.nan)
     lse = torch.empty(q.shape[0], q.shape[2], q.shape[1], device="cuda")
     call = library.Call(lib, "attention_fwd", {"q": q, "k": k, "v": v, "out": out, "lse": lse},
                         {"causal": "true"} if causal else {}, implementation)
@@ -122,7 +123,8 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--json")
     parser.add_argument("--quick", action="store_true", help="two lengths")
-    parser.add_argument("--dims", type=int, nargs="*", default=[64, 128, 256])
+    parser.add_argument("--dims", nargs="*", default=["64", "128", "256"],
+                        help="head_dim, or head_dim/head_dim_v")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--seqlens", type=int, nargs="*")
     parser.add_argument("--implementations", nargs="*", default=[None],
@@ -145,10 +147,12 @@ def main():
     ratios, points = [], []
     seqlens = args.seqlens or ([512, 4096] if args.quick
                                else [512, 1024, 2048, 4096, 8192, 16384])
-    for dim in args.dims:
+    for dims in args.dims:
+        dim, dim_v = (int(dims.split("/")[i]) for i in (0, -1))
+        heads = HIDDEN // dim_v
         for causal in (False, True):
             for seqlen in seqlens:
-                q, k, v = inputs(seqlen, dim, dtype, generator)
+                q, k, v = inputs(seqlen, dim, dtype, generator, dim_v)
                 # 256 MB of inputs and results: one set is several times the L2 cache.
                 functions, error, largest, plain = {}, 0.0, 0.0, 0.0
                 for implementation in args.implementations:
@@ -165,23 +169,24 @@ def main():
                         run()
                         functions[name] = run
                     except RuntimeError as fault:
-                        print(f"# {name} d={dim} {seqlen}: {str(fault).splitlines()[0][:80]}")
+                        print(f"# {name} d={dims} {seqlen}: {str(fault).splitlines()[0][:80]}")
                 times = timing.interleaved(functions)
-                flops = 4 * TOKENS * seqlen * HIDDEN * (0.5 if causal else 1.0)
+                flops = 2 * TOKENS * seqlen * heads * (dim + dim_v) * (0.5 if causal else 1.0)
                 rates = {name: round(flops / time["ms"] * 1e-9, 1) for name, time in times.items()}
-                points.append({"head_dim": dim, "causal": causal, "seqlen": seqlen,
-                               "tflops": rates[first], "cudnn_tflops": rates.get("sdpa-cudnn"),
+                points.append({"head_dim": dim, "head_dim_v": dim_v, "causal": causal,
+                               "seqlen": seqlen, "tflops": rates[first],
+                               "cudnn_tflops": rates.get("sdpa-cudnn"),
                                "fa2_tflops": rates.get("sdpa-fa2"), "max_err": largest,
                                "plain_err": plain, "run_mhz": times[first].get("run_mhz", 0)})
-                line = f"d={dim:3d} causal={int(causal)} s={seqlen:6d} err {error:.1e}"
+                line = f"d={dims:>3s} causal={int(causal)} s={seqlen:6d} err {error:.1e}"
                 for name, time in times.items():
                     tflops = flops / time["ms"] * 1e-9
                     line += f"  {name} {tflops:6.1f}"
                     if sink:
                         sink.write(json.dumps({
-                            "op": "fwd", "impl": name, "d": dim, "causal": causal, "seqlen": seqlen,
-                            "dtype": args.dtype, "tflops": tflops, "error": error, **time,
-                            "gemm_tflops": rate, **record}) + "\n")
+                            "op": "fwd", "impl": name, "d": dim, "dv": dim_v, "causal": causal,
+                            "seqlen": seqlen, "dtype": args.dtype, "tflops": tflops,
+                            "error": error, **time, "gemm_tflops": rate, **record}) + "\n")
                 if "sdpa-cudnn" in times:
                     line += f"  x cudnn {times['sdpa-cudnn']['ms'] / times[first]['ms']:.2f}"
                 if "sdpa-fa2" in times:

@@ -109,6 +109,14 @@ HOPPER_PROBLEMS = [
     ":bf16",
     "attention_fwd:b2:hq2:sq140:sk512:ps256:np7:pp2:d128:block_table:seqused_k={300,90}:causal"
     ":bf16",
+    # Columns of values in parts: all, a part that is not full, packed rows, tiles that are done
+    # again, results through the buffer of queries.
+    "attention_fwd:b1:hq2:hkv1:sq140:sk100:d64:dv512:causal:max_logit:lse:bf16",
+    "attention_fwd:b2:hq1:cu_seqlens_q={0,30,70}:cu_seqlens_k={0,40,110}:d40:dv328"
+    ":dropout_p=0.2:lse:bf16",
+    "attention_fwd:b1:hq1:sq70:sk130:d64:dv600:softmax_scale=40:sink:lse:bf16",
+    "attention_fwd:b1:hq1:sq70:sk100:d64:dv320:causal:aux.t[300]:lse:f16"
+    ":score='score + t[q_idx - k_idx + 100]':mask='k_idx % 3 != 1'",
 ]
 
 

@@ -4,6 +4,7 @@
 // keys are recognised, and the kernel fits a multiprocessor.
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 
 #include "core/problem_text.hpp"
@@ -11,6 +12,7 @@
 #include "cuda/jit/program.hpp"
 #include "flashtile/error.hpp"
 #include "ops/attention/implementations.hpp"
+#include "pack_problems.hpp"
 
 namespace flashtile::cuda {
 namespace {
@@ -90,6 +92,30 @@ TEST(LatentPlan, LetsTheCopyEngineTakeKeysWhereThatIsFaster) {
   EXPECT_EQ(box_rows("b9:hq128:hkv1:sq1:ps16:np99:pp9:block_table"), 16);
   EXPECT_EQ(box_rows("b9:hq128:hkv1:sq1:ps24:np99:pp9:block_table"), 0);
   EXPECT_EQ(box_rows("b9:hq128:hkv1:sq1:ps64:np99:pp9:block_table:leftpad_k"), 0);
+}
+
+/// Models' calls find their kernels in a pack, whatever their sizes are.
+TEST(LatentPlan, IsInKernelPacks) {
+  Context context;
+  context.arch = "sm_90a";
+  std::set<std::string> packed;
+  for (const std::string& problem : cli::pack_problems(*find_op("attention_fwd"))) {
+    for (const KernelChoice& kernel : make_call(parse_problem(problem)).kernels(context)) {
+      packed.insert(kernel.source.stem + kernel.source.config);
+    }
+  }
+  for (const char* text :
+       {"b64:hq128:hkv1:sq1:sk5000:seqused_k:causal:d576:dv512:v=k:bf16",
+        "b3:hq16:hkv1:sq2:ps64:np300:pp90:block_table:seqused_k:causal:d576:dv512:v=k:lse:bf16",
+        "b200:hq128:hkv1:sq1:ps64:np900:pp40:block_table:seqused_k:causal:d576:dv512:v=k:f16",
+        "b1:hq128:hkv1:sq9000:causal:d576:dv512:v=k:bf16"}) {
+    SCOPED_TRACE(text);
+    const auto kernels = kernels_of(text, "", "sm_90a");
+    EXPECT_EQ(kernels.front().source.stem, kStem);
+    for (const KernelChoice& kernel : kernels) {
+      EXPECT_TRUE(packed.contains(kernel.source.stem + kernel.source.config)) << kernel.source.stem;
+    }
+  }
 }
 
 TEST(LatentPlan, CompilesWithoutSpillsAndInOrder) {

@@ -44,7 +44,8 @@ TEST(Sm90Plan, TakesWhatTheCopyEngineTakes) {
   for (const char* text :
        {"attention_fwd:b2:hq8:sq1000:d64:bf16", "attention_fwd:b2:hq8:sq1000:d64:causal:lse:f16",
         "attention_fwd:b9:hq8:hkv2:sq277:sk3000:d128:causal:bf16",
-        "attention_fwd:b1:hq4:sq300:d192:dv128:bf16", "attention_fwd:b1:hq4:sq300:d80:bf16",
+        "attention_fwd:b1:hq4:sq300:d192:dv128:bf16", "attention_fwd:b1:hq4:sq300:d64:dv512:bf16",
+        "attention_fwd:b1:hq4:sq300:d80:bf16",
         "attention_fwd:b2:hq16:cu_seqlens_q={0,300,700}:cu_seqlens_k={0,300,700}:d128:causal:bf16",
         "attention_fwd:b2:hq8:sq300:sk400:d64:seqused_k:leftpad_k:f16",
         "attention_fwd:b1:hq4:sq9000:d256:bf16", "attention_fwd:b1:hq4:sq9:d256:f16",
@@ -58,7 +59,7 @@ TEST(Sm90Plan, TakesWhatTheCopyEngineTakes) {
 
 TEST(Sm90Plan, SaysWhatItLeavesToThePortableKernel) {
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:f32"), "takes f16 and bf16, not f32");
-  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d512:bf16"), "takes head dims up to 256");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d512:bf16"), "takes a head_dim of at most 256");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:weights:bf16"), "has no weights yet");
   EXPECT_EQ(refusal_of("attention_fwd:b2:hq4:sq300:ps12:np99:pp30:d64:block_table:bf16"),
             "takes pages of 8, 16, ... keys, of which at most eight fill a block of 64, or that "
@@ -117,6 +118,11 @@ TEST(Sm90Plan, LeavesFewQueriesOfManyKeysToAKernelThatSplitsKeys) {
   EXPECT_NE(refusal_of("attention_fwd:b1:hq4:sq1024:d128:bf16"), "");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq16:sq1:sk256:d128:bf16"), "");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq2048:d128:bf16"), "");
+  // Parts of the values fill multiprocessors as heads do.
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq2:sq2048:d128:dv256:bf16"),
+            "leaves few queries to a kernel that splits the keys: 4096 rows for 132 "
+            "multiprocessors of 128");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq2:sq2048:d128:dv1024:bf16"), "");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq100:d128:bf16"), "");
 }
 
@@ -130,14 +136,15 @@ int config_value(const std::string& config, const std::string& name) {
 TEST(Sm90Plan, FitsRegistersAndSharedMemory) {
   constexpr int kRegisters = 65536;
   const GpuModel& gpu = *named_gpu_model("sm_90a");
-  for (const int dim : {16, 64, 96, 128, 192, 256}) {
+  for (const char* dims : {"16", "64", "96", "128", "192", "256", "192:dv128", "64:dv256",
+                           "64:dv512", "256:dv320", "128:dv1024"}) {
     for (const int seqlen : {100, 2048, 4096, 16384}) {
       for (const char* rest :
            {":bf16", ":f16", ":causal:bf16", ":causal:f16", ":causal:dropout_p=0.1:bf16",
             ":aux.t[9]:score='score + t[q_idx - k_idx]':bf16", ":bias.bf16[1,1,sq,sk]:f16",
             ":aux.t[9]:score='score + t[q_idx - k_idx]':dropout_p=0.1:softcap=9:f16"}) {
         const std::string text =
-            "attention_fwd:b4:hq8:sq" + std::to_string(seqlen) + ":d" + std::to_string(dim) + rest;
+            "attention_fwd:b4:hq8:sq" + std::to_string(seqlen) + ":d" + dims + rest;
         SCOPED_TRACE(text);
         const KernelChoice kernel = kernels_of(text, "sm90").back();
         EXPECT_TRUE(kernel.overlaps_previous);
@@ -166,6 +173,35 @@ Sm90ForwardPlan causal_plan(int64_t batch_size, int64_t num_heads, int64_t seqle
   problem.head_dim = problem.head_dim_v = dim;
   problem.window_right = 0;
   return make_sm90_plan(problem, choose_sm90_tiling(problem));
+}
+
+/// A tile sums 256 columns of the values at most. Each part is a tile of its own.
+TEST(Sm90Plan, DividesTheColumnsOfWideValues) {
+  const auto check = [](const std::string& dims, int num_parts, int columns) {
+    SCOPED_TRACE(dims);
+    const std::string text = "attention_fwd:b2:hq4:sq1000:d" + dims + ":bf16";
+    const std::string config = kernels_of(text, "sm90").back().source.config;
+    EXPECT_EQ(config_value(config, "kNumValueParts"), num_parts);
+    EXPECT_EQ(config_value(config, "kHeadDimV"), columns);
+  };
+  check("64:dv256", 1, 256);
+  check("64:dv264", 2, 192);
+  check("64:dv512", 2, 256);
+  check("256:dv520", 3, 192);
+  check("16:dv1024", 4, 256);
+  const auto tiles_of = [](int64_t head_dim_v) {
+    AttentionProblem problem;
+    problem.gpu = named_gpu_model("sm_90a");
+    problem.dtype = DType::kBF16;
+    problem.batch_size = 3;
+    problem.num_heads = problem.num_heads_kv = 5;
+    problem.max_seqlen_q = problem.max_seqlen_k = 1000;
+    problem.head_dim = 64;
+    problem.head_dim_v = head_dim_v;
+    return make_sm90_plan(problem, choose_sm90_tiling(problem)).num_tiles;
+  };
+  EXPECT_EQ(tiles_of(256), 3 * 5 * 8);
+  EXPECT_EQ(tiles_of(512), 2 * 3 * 5 * 8);
 }
 
 TEST(Sm90Plan, CopiesABiasWhoseRowsTheCopyEngineTakes) {
@@ -240,6 +276,12 @@ TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
        "attention_fwd:b9:hq8:sq4096:d64:window_left=500:window_right=0:bf16",
        "attention_fwd:b9:hq8:sq4096:d256:window_left=500:window_right=0:bf16",
        "attention_fwd:b4:hq8:sq4096:d256:bf16",
+       "attention_fwd:b4:hq8:sq4096:d192:dv128:bf16",
+       "attention_fwd:b4:hq8:sq4096:d192:dv128:causal:f16",
+       "attention_fwd:b4:hq8:sq4096:d64:dv512:bf16",
+       "attention_fwd:b4:hq8:sq9000:d64:dv256:causal:bf16",
+       "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d128:dv512:causal"
+       ":dropout_p=0.1:f16",
        "attention_fwd:b4:hq8:sq4096:d64:causal:alibi_slopes[hq]:bf16",
        "attention_fwd:b4:hq8:sq4096:d128:causal:alibi_slopes[hq]:sink:bf16",
        "attention_fwd:b4:hq8:sq4096:d128:causal:softcap=30:max_logit:bf16",

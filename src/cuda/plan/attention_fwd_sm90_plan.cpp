@@ -14,6 +14,8 @@ namespace {
 using device::Sm90Reference;
 
 constexpr int64_t kMaxHeadDim = 256;
+/// Columns of values that a tile sums: registers of a warpgroup for 64 rows.
+constexpr int64_t kMostColumns = 256;
 /// Positions and their sums with a diagonal are 32-bit integers in the kernel.
 constexpr int64_t kMaxSeqlen = (int64_t{1} << 30) - 512;
 constexpr int64_t kMib = int64_t{1} << 20;
@@ -137,8 +139,8 @@ std::string refuse_attention_fwd_sm90(const AttentionProblem& problem) {
   if (const std::string_view option = missing_option(problem); !option.empty()) {
     return "has no " + std::string(option) + " yet";
   }
-  if (problem.head_dim > kMaxHeadDim || problem.head_dim_v > kMaxHeadDim) {
-    return "takes head dims up to " + std::to_string(kMaxHeadDim);
+  if (problem.head_dim > kMaxHeadDim) {
+    return "takes a head_dim of at most " + std::to_string(kMaxHeadDim);
   }
   if (!(problem.softmax_scale > 0)) return "takes a positive softmax_scale only";
   if (problem.batch_size < 1 || problem.max_seqlen_q < 1 || problem.max_seqlen_k < 1) {
@@ -166,7 +168,8 @@ std::string refuse_attention_fwd_sm90(const AttentionProblem& problem) {
   refusal = refuse_pages(problem);
   if (!refusal.empty()) return refusal;
   constexpr int64_t kMaxTiles = int64_t{1} << 30;
-  if (problem.batch_size * problem.num_heads > kMaxTiles / ceil_div(problem.max_seqlen_q, 64)) {
+  if (problem.batch_size * problem.num_heads * ceil_div(problem.head_dim_v, kMostColumns) >
+      kMaxTiles / ceil_div(problem.max_seqlen_q, 64)) {
     return "takes at most " + std::to_string(kMaxTiles) + " blocks of 64 queries";
   }
   for (const auto& [name, layout] : {std::pair{"q", &problem.q}, std::pair{"k", &problem.k},
@@ -182,12 +185,15 @@ std::string leave_to_portable(const AttentionProblem& problem) {
   // runs at less than half of this one's speed.
   constexpr int64_t kManyKeys = 512;
   if (problem.max_seqlen_k < kManyKeys) return {};
-  const int64_t block_m = choose_sm90_tiling(problem).shape.block_m();
-  const int64_t num_pairs = problem.batch_size * problem.num_heads;
-  const int64_t num_tiles = problem.is_packed_q
-                                ? problem.total_q / block_m * problem.num_heads + num_pairs
-                                : ceil_div(problem.max_seqlen_q, block_m) * num_pairs;
-  const int64_t num_rows = problem.total_q * problem.num_heads;
+  const Sm90Tiling tiling = choose_sm90_tiling(problem);
+  const int64_t block_m = tiling.shape.block_m();
+  // Parts of the values multiply queries of their own, as heads do.
+  const int64_t num_heads = problem.num_heads * tiling.num_value_parts;
+  const int64_t num_tiles =
+      problem.is_packed_q
+          ? (problem.total_q / block_m + problem.batch_size) * num_heads
+          : ceil_div(problem.max_seqlen_q, block_m) * problem.batch_size * num_heads;
+  const int64_t num_rows = problem.total_q * num_heads;
   const int64_t capacity = std::max<int64_t>(num_tiles, problem.gpu->num_sms) * block_m;
   if (5 * num_rows > 2 * capacity) return {};
   return "leaves few queries to a kernel that splits the keys: " + std::to_string(num_rows) +
@@ -200,7 +206,8 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   Sm90Tiling tiling;
   device::Sm90Shape& shape = tiling.shape;
   shape.head_dim = padded_head_dim(problem.head_dim);
-  shape.head_dim_v = padded_head_dim(problem.head_dim_v);
+  tiling.num_value_parts = static_cast<int>(ceil_div(problem.head_dim_v, kMostColumns));
+  shape.head_dim_v = padded_head_dim(ceil_div(problem.head_dim_v, tiling.num_value_parts));
   const int largest = std::max(shape.head_dim, shape.head_dim_v);
   const bool is_short = problem.max_seqlen_k <= 2048;
   // Taking tiles costs an atomic for each; dealing tiles of unequal length out in turns costs more.
@@ -277,7 +284,8 @@ Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling
       tiling.reference != Sm90Reference::kMaximum || is_general(flags) || flags.has_block_map();
   plan.num_m_blocks = ceil_div(problem.max_seqlen_q, tiling.shape.block_m());
   plan.num_pairs = problem.batch_size * problem.num_heads;
-  plan.num_tiles = plan.num_m_blocks * plan.num_pairs;
+  const int64_t tiles_of_pair = plan.num_m_blocks * tiling.num_value_parts;
+  plan.num_tiles = tiles_of_pair * plan.num_pairs;
   plan.num_ctas = std::min<int64_t>(plan.num_tiles, problem.gpu->num_sms);
   plan.blocks =
       make_block_map_plan(problem, plan.num_m_blocks, tiling.shape.block_n, problem.num_heads);
@@ -290,7 +298,7 @@ Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling
     plan.section_pairs = std::min(heads_kv * problem.group_size(), plan.num_pairs);
     // Four tiles for each CTA, where their keys stay in the cache together.
     const int64_t most_pairs = tiling.last_section_bytes / head_bytes * problem.group_size();
-    const int64_t wanted = std::min(ceil_div(4 * plan.num_ctas, plan.num_m_blocks), most_pairs);
+    const int64_t wanted = std::min(ceil_div(4 * plan.num_ctas, tiles_of_pair), most_pairs);
     plan.last_section = std::max<int64_t>(0, plan.num_pairs - wanted) / plan.section_pairs;
     if (plan.num_pairs - plan.last_section * plan.section_pairs > most_pairs) ++plan.last_section;
     plan.last_section = std::min(plan.last_section, (plan.num_pairs - 1) / plan.section_pairs);
@@ -332,6 +340,7 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
       "#include \"cuda/device/params/sm90_params.hpp\"\nstruct Config {\n" + flags.text(problem) +
       "  using Reference = flashtile::device::Sm90Reference;\n" +
       config_int("kHeadDim", shape.head_dim) + config_int("kHeadDimV", shape.head_dim_v) +
+      config_int("kNumValueParts", tiling.num_value_parts) +
       config_int("kBlockM", shape.block_m()) + config_int("kBlockN", shape.block_n) +
       config_int("kNumWarpgroups", shape.num_warpgroups) +
       config_int("kNumStages", shape.num_stages) +

@@ -16,6 +16,8 @@ namespace flashtile::cuda {
 /// A CTA's shape and what goes with it.
 struct Sm90Tiling {
   device::Sm90Shape shape;
+  /// Tiles of the same rows that share the columns of values, each with scores of its own.
+  int num_value_parts = 1;
   device::Sm90Reference reference = device::Sm90Reference::kMaximum;
   bool query_in_registers = false;
   bool takes_turns = true;  ///< warpgroups start their products one after the other

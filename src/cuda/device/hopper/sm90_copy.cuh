@@ -39,6 +39,7 @@ struct Sm90Loader {
     int line = 0;             ///< of k and v; paged: of the table of pages
     int last_key = 0;         ///< paged: of the sequence
     int slot = 0;             ///< paged: where the first key lies in its page
+    int column = 0;           ///< of values
     int pages[kPieces] = {};  ///< paged: of each piece
   };
   Source source;
@@ -111,7 +112,8 @@ struct Sm90Loader {
 
   FLASHTILE_DEVICE Sm90Tile find(int tile_idx, uint32 kind) {
     Sm90Tile tile = {};
-    find_place(tile_idx, tile);
+    find_place(tile_idx / Config::kNumValueParts, tile);
+    tile.value_part = tile_idx % Config::kNumValueParts;
     tile.kind = kind;
     tile.batch_idx = tile.batch;
     const Sequence sequence =
@@ -187,7 +189,7 @@ struct Sm90Loader {
   /// Rows of a key block.
   template <int kColumns>
   FLASHTILE_DEVICE void copy_rows(uint32 target, const TensorMapParam& map, uint32 barrier,
-                                  const Source& from) const {
+                                  const Source& from, int column) const {
     FLASHTILE_UNROLL
     for (int i = 0; i < kPieces; ++i) {
       const int row = Config::kPaged ? from.slot : from.key;
@@ -196,8 +198,8 @@ struct Sm90Loader {
       FLASHTILE_UNROLL
       for (int chunk = 0; chunk < kColumns / 64; ++chunk) {
         const int bytes = chunk * kShape.key_chunk_bytes() + i * Config::kPageRows * 128;
-        load_box(target + static_cast<uint32>(bytes), map, barrier, chunk * 64, row, from.head,
-                 line, kEvictLast);
+        load_box(target + static_cast<uint32>(bytes), map, barrier, column + chunk * 64, row,
+                 from.head, line, kEvictLast);
       }
     }
   }
@@ -221,7 +223,7 @@ struct Sm90Loader {
     const uint32 barrier = memory.key_full(stage);
     if constexpr (Config::kIsMapped) store_shared(memory.block_word(stage), block.word);
     arrive_expecting(barrier, kShape.key_bytes() + kShape.bias_bytes());
-    copy_rows<Config::kHeadDim>(memory.keys(stage), params.k, barrier, source);
+    copy_rows<Config::kHeadDim>(memory.keys(stage), params.k, barrier, source, 0);
     if constexpr (Config::kCopiesBias) load_bias(tile, block.n_block(), stage);
     ++num_keys;
   }
@@ -233,7 +235,8 @@ struct Sm90Loader {
     wait(memory.value_free(stage), number / Memory::kStages % 2 ^ 1);
     const uint32 barrier = memory.value_full(stage);
     arrive_expecting(barrier, kShape.value_bytes());
-    copy_rows<Config::kHeadDimV>(memory.values(stage), params.v, barrier, owed);
+    copy_rows<Config::kHeadDimV>(memory.values(stage), params.v, barrier, owed,
+                                 Config::kNumValueParts > 1 ? owed.column : 0);
   }
 
   /// A block's keys, and the values of the one before.
@@ -255,6 +258,7 @@ struct Sm90Loader {
     uint32 unused;
     source.head =
         static_cast<int>(divide(static_cast<uint32>(tile.head), params.grid.group_size, unused));
+    source.column = tile.value_part * Config::kHeadDimV;
     // With one buffer, queries can come only when the tile before has all its values.
     if (Memory::kBuffers > 1) load_queries(tile);
     bool has_queries = Memory::kBuffers > 1;
@@ -316,7 +320,7 @@ struct Sm90Loader {
     int num_tiles_of_grid = params.grid.num_tiles;
     if constexpr (Config::kListsTiles) {
       num_listed = load_fresh(params.grid.list.num_entries);
-      num_tiles_of_grid = num_listed * params.call.num_heads;
+      num_tiles_of_grid = num_listed * params.call.num_heads * Config::kNumValueParts;
     }
     FLASHTILE_NO_UNROLL
     while (tile_idx < num_tiles_of_grid) {
@@ -372,7 +376,8 @@ struct Sm90Storer {
     for (int chunk = 0; chunk < Config::kHeadDimV / 64; ++chunk) {
       store_box(params.out,
                 memory.queries(buffer) + static_cast<uint32>(chunk * kShape.query_chunk_bytes()),
-                chunk * 64, Sm90Loader<Config>::first_row(tile), tile.head, tile.batch);
+                tile.value_part * Config::kHeadDimV + chunk * 64,
+                Sm90Loader<Config>::first_row(tile), tile.head, tile.batch);
     }
     commit_stores();
     wait_until_stores_have_read();
@@ -393,6 +398,7 @@ struct Sm90Storer {
       tile.head = static_cast<int>(entry.y);
       tile.batch = static_cast<int>(entry.z);
       tile.kind = entry.w;
+      tile.value_part = tile_idx % Config::kNumValueParts;
       bool is_whole = true;
       if constexpr (Config::kPackedQ) {
         tile.q_begin = static_cast<int>(load_shared_word(memory.tile_slot(slot) + 44));

@@ -35,6 +35,7 @@ struct Sm90Tile {
   int head;
   int batch;  ///< of q; 0 where it is packed
   uint32 kind;
+  int value_part;  ///< which kHeadDimV columns of values
   // Where lengths differ; elsewhere they are arguments of the kernel.
   int seqlen_q;
   int seqlen_k;  ///< keys that some query sees
@@ -205,6 +206,11 @@ struct Sm90TileReader {
     tile.head = static_cast<int>(shuffle(entry.y, 0));
     tile.batch = static_cast<int>(shuffle(entry.z, 0));
     tile.kind = shuffle(entry.w, 0);
+    tile.value_part = 0;
+    if constexpr (Config::kNumValueParts > 1) {
+      const uint32 tile_idx = shuffle(load_shared_word(memory.tile_slot(slot) + 16), 0);
+      tile.value_part = static_cast<int>(tile_idx) % Config::kNumValueParts;
+    }
     if constexpr (Config::kHasLengths) {
       const Vector4 lengths = load_shared_vector(memory.tile_slot(slot) + 32);
       tile.seqlen_q = static_cast<int>(shuffle(lengths.x, 0));

@@ -34,7 +34,11 @@ struct Sm90Results {
     const int thread = fresh(thread_idx());
     const Keys keys(params, done);
     const int row = keys.first_row() + tile_row(thread, thread % kWarpSize / 4);
-    if constexpr (Config::kWantsMaxLogit) write_largest(done, rows, row);
+    // What all parts of the columns find alike, the first one tells.
+    const bool is_first_part = Config::kNumValueParts == 1 || done.value_part == 0;
+    if constexpr (Config::kWantsMaxLogit) {
+      if (is_first_part) write_largest(done, rows, row);
+    }
     bool is_good = true;
     float factors[2];
     float own_base = 0.0f, own_sum = 0.0f;
@@ -62,7 +66,7 @@ struct Sm90Results {
     }
     const RowScalarsParam& lse = params.call.lse;
     const int own_row = row + thread % 2 * 8;
-    if (thread % 4 < 2 && lse.data != nullptr && own_row < keys.seqlen_q()) {
+    if (thread % 4 < 2 && lse.data != nullptr && own_row < keys.seqlen_q() && is_first_part) {
       char* address = reinterpret_cast<char*>(lse.data) + done.batch * lse.batch_stride +
                       done.head * lse.head_stride +
                       ((Config::kPackedQ ? done.q_begin : 0) + own_row) * lse.row_stride;
@@ -131,6 +135,11 @@ struct Sm90Results {
     }
   }
 
+  /// Columns of the results that the tile has are its own from this one on.
+  FLASHTILE_DEVICE static int first_column(const Sm90Tile& done) {
+    return Config::kNumValueParts > 1 ? done.value_part * kHeadDimV : 0;
+  }
+
   /// The warp's rows of a tile, by itself: 64 columns at a time go through its own memory.
   FLASHTILE_DEVICE void store_rows(const Sm90Tile& done, int thread, const Sums& acc,
                                    const float (&factors)[2]) const {
@@ -139,8 +148,10 @@ struct Sm90Results {
     const int lane = thread % kWarpSize;
     const int first = keys.first_row() + tile_row(thread, lane / 8);
     const int rows_left = keys.seqlen_q() - first;
+    const int columns_left = params.call.head_dim_v - first_column(done);
     char* target = out.data + done.batch * out.batch_stride + done.head * out.head_stride +
-                   ((Config::kPackedQ ? done.q_begin : 0) + first) * out.row_stride + lane % 8 * 16;
+                   ((Config::kPackedQ ? done.q_begin : 0) + first) * out.row_stride +
+                   first_column(done) * 2 + lane % 8 * 16;
     const uint32 own = memory.warp_results(thread / kWarpSize - 4);
     FLASHTILE_UNROLL
     for (int chunk = 0; chunk < kHeadDimV / 64; ++chunk) {
@@ -159,7 +170,7 @@ struct Sm90Results {
       }
       // All have read the other half before, too.
       sync_warp();
-      const bool is_inside = chunk * 64 + lane % 8 * 8 < params.call.head_dim_v;
+      const bool is_inside = chunk * 64 + lane % 8 * 8 < columns_left;
       FLASHTILE_UNROLL
       for (int row = 0; row < 16; row += 4) {
         const Vector4 piece = load_shared_vector(piece_address(row + lane / 8, lane % 8));
@@ -207,11 +218,12 @@ struct Sm90Results {
       const int number = i / kPieces;
       const int piece = i % kPieces;
       const int row = tile_row(thread, number);
-      if (row >= rows_left || piece * 8 >= params.call.head_dim_v) continue;
+      const int column = first_column(done) + piece * 8;
+      if (row >= rows_left || column >= params.call.head_dim_v) continue;
       const RowsParam& out = params.call.out;
       store_vector(out.data + done.head * out.head_stride +
                        (done.q_begin + Keys(params, done).first_row() + row) * out.row_stride +
-                       piece * 16,
+                       column * 2,
                    load_shared_vector(piece_address(number, piece / 2, piece % 2)));
     }
   }

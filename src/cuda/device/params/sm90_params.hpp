@@ -71,7 +71,7 @@ struct Sm90ForwardParams {
 /// The shape of a CTA: a warpgroup that copies and `num_warpgroups` that compute 64 rows each.
 struct Sm90Shape {
   int head_dim = 64;    ///< padded to 64
-  int head_dim_v = 64;  ///< padded to 64
+  int head_dim_v = 64;  ///< padded to 64; of the part of the columns that a tile sums
   int block_n = 128;
   int num_warpgroups = 2;
   int num_stages = 2;         ///< of keys, and of values
@@ -95,7 +95,8 @@ struct Sm90Shape {
   constexpr int query_chunk_bytes() const { return block_m() * 128; }
   constexpr int key_chunk_bytes() const { return block_n * 128; }
   constexpr int query_bytes() const {
-    return (head_dim > head_dim_v ? head_dim : head_dim_v) / 64 * query_chunk_bytes();
+    const int columns = warps_store || head_dim > head_dim_v ? head_dim : head_dim_v;
+    return columns / 64 * query_chunk_bytes();
   }
   constexpr int key_bytes() const { return head_dim / 64 * key_chunk_bytes(); }
   constexpr int value_bytes() const { return head_dim_v / 64 * key_chunk_bytes(); }
