@@ -62,6 +62,9 @@ LinearPlan plan_slots_bwd(const IsaEntry& isa, const LinearProblem& problem);
 void launch_slots_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                       const LinearArgs& args, const Context& context);
 
+LinearPlan plan_delta_fwd(const IsaEntry& isa, const LinearProblem& problem);
+void launch_delta_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                      const LinearArgs& args, const Context& context);
 LinearPlan plan_delta_bwd(const IsaEntry& isa, const LinearProblem& problem);
 void launch_delta_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                       const LinearArgs& args, const Context& context);

@@ -198,7 +198,7 @@ std::vector<LinearImplementation> cpu_linear_implementations(const LinearOp& op,
     case LinearFamily::kDelta:
       if (is_step) return linear_list<plan_state_step, launch_state_step>(entries);
       return is_backward ? linear_list<plan_delta_bwd, launch_delta_bwd>(entries)
-                         : linear_list<plan_recurrent_fwd, launch_recurrent_fwd>(entries);
+                         : linear_list<plan_delta_fwd, launch_delta_fwd>(entries);
     case LinearFamily::kSlots:
       if (is_step) return step_by_forward_list<plan_slots_fwd, launch_slots_fwd>(entries);
       return is_backward ? linear_list<plan_slots_bwd, launch_slots_bwd>(entries)

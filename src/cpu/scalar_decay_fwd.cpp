@@ -32,8 +32,12 @@ ScalarDecayShape scalar_decay_shape(const LinearProblem& problem, int64_t max_ro
     }
     return ChunkDivisor::kNone;
   };
-  return {max_rows, problem.head_dim, problem.head_dim_v, divisor(),
-          static_cast<float>(problem.scale)};
+  return {max_rows,
+          problem.head_dim,
+          problem.head_dim_v,
+          divisor(),
+          static_cast<float>(problem.scale),
+          problem.op->update == LinearUpdate::kDelta};
 }
 
 namespace {
@@ -161,6 +165,8 @@ class FwdStream {
     chunk.q = addresses.q.data();
     chunk.out = addresses.out.data();
     chunk.num_members = problem_.heads_a_state();
+    chunk.beta = chunk_rows(rows(args_.inputs.beta, head_), begin);
+    chunk.normalizes = args_.qk_l2norm;
     return chunk;
   }
 

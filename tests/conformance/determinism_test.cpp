@@ -36,6 +36,7 @@ constexpr const char* kProblems[] = {
     "simple_gla_bwd:b2:hq8:hkv4:t130:d64:dv32:g:initial_state:bf16",
     "mamba2_bwd:b3:hq4:num_groups=2:t130:d32:dv64:D:dt_bias:dt_softplus",
     "kda_fwd:b1:hq1:t130:d64:dv300:initial_state:final_state",
+    "gated_delta_rule_fwd:b1:hq1:t130:d64:dv300:initial_state:final_state:bf16",
     "linear_attention_fwd:b1:hq1:t130:d64:dv300:normalize:final_state:final_norm",
     "rwkv6_bwd:b2:hq2:t130:d64:dv64:initial_state",
     "rwkv6_bwd:b1:hq1:t130:d150:dv200:initial_state",

@@ -40,6 +40,9 @@ constexpr const char* kProblems[] = {
     "rwkv6_fwd:hq4:hkv2:d20:dv24:cu_seqlens={0,40,40,141}:initial_state",
     "delta_rule_fwd:b1:hq2:num_heads_v=4:t70:d24:dv40:qk_l2norm:f16",
     "gated_delta_rule_fwd:b1:hq2:t130:d128:dv72:initial_state:final_state",
+    ("gated_delta_rule_fwd:hq2:hv4:d40:dv150:cu_seqlens={0,1,1,18,200}:initial_state:final_state:"
+     "qk_l2norm:bf16"),
+    "delta_rule_fwd:b1:hq1:t130:d300:dv300:bf16",
     "kda_fwd:b1:hq2:t70:d24:dv40:bf16:final_state",
     "rwkv7_fwd:b1:hq2:t70:d24:dv40:initial_state:final_state",
     "iplr_delta_rule_fwd:b1:hq2:t70:d24:dv40",

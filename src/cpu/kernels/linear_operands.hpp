@@ -57,14 +57,6 @@ inline void right_from_floats(const float* src, int64_t ld_src, int64_t rows, in
   }
 }
 #if defined(__AVX512BF16__)
-/// One pair a lane. Subnormals may become zero.
-FLASHTILE_INLINE Vu round_to_pairs(Vf low, Vf high) {
-  Bf16 low_bits[kLanes];
-  Bf16 high_bits[kLanes];
-  store_flush(low_bits, low);
-  store_flush(high_bits, high);
-  return load_u16(&low_bits->bits) | (load_u16(&high_bits->bits) << 16);
-}
 inline void right_from_floats(const float* src, int64_t ld_src, int64_t rows, int64_t dim,
                               const float* scale, Bf16* dst, int64_t ld) {
   for (int64_t r = 0; r < rows; r += 2) {

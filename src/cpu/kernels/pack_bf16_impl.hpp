@@ -3,6 +3,8 @@
 
 // The text behind pack_bf16.hpp.
 
+#include <type_traits>
+
 #include "cpu/kernels/pack_bf16.hpp"
 #include "cpu/kernels/pack_impl.hpp"
 
@@ -73,7 +75,15 @@ bool pack_rows_bf16_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* ds
   for (int64_t r = 0; r < rows; ++r) {
     const T* row = static_cast<const T*>(src.rows[r]);
     const float scale = row_scale_of<T>(src, r);
-    for (int64_t d = 0; d < ld; d += kLanes) {
+    int64_t d = 0;
+    if constexpr (std::is_same_v<T, Bf16>) {  // they are pairs in memory
+      for (; row != nullptr && src.stride == 1 && d + 2 * kLanes <= dim; d += 2 * kLanes) {
+        const Vu pairs = load_row_pairs(row, d, dim, src.stride, scale);
+        check.add_pairs(pairs);
+        store_pairs(dst + r * ld + d, pairs, kLanes);
+      }
+    }
+    for (; d < ld; d += kLanes) {
       const Vu x = load_bf16_bits(row, d, dim - d, src.stride, scale);
       check.add(x);
       store_u16_partial(&dst[r * ld + d].bits, x, ld - d);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The forward of a chunk with scalar decay; formulas are in scalar_decay_chunk.hpp.
+// The forward of a chunk with scalar decay; formulas are in scalar_decay_chunk.hpp, and those of
+// the delta rule in delta_chunk.hpp.
 
-#include "cpu/kernels/scalar_decay_chunk.hpp"
+#include "cpu/kernels/delta_chunk.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
@@ -14,6 +15,7 @@ struct ScalarDecayFwdScratch {
   using Element = typename Operands::Element;
 
   Element* q;
+  Element* k_left;  ///< delta rule only, as `beta` and `norms`
   Element* k_transposed;
   Element* k;
   float* v_floats;
@@ -25,12 +27,15 @@ struct ScalarDecayFwdScratch {
   float* out;
   ChunkFactors factors;
   float* row_scale;
+  float* beta;
+  float* norms;  ///< 1 / |k|
   int64_t ld_k, ld_v, ld_rows;
   int64_t bytes;
 
   ScalarDecayFwdScratch(char* memory, const ScalarDecayShape& shape) {
     Scratch scratch{memory};
-    const int64_t rows = shape.max_rows;
+    // Blocks of the delta rule are solved whole.
+    const int64_t rows = shape.is_delta ? padded(shape.max_rows) : shape.max_rows;
     ld_k = tile_ld(shape.head_dim);
     ld_v = scalar_decay_state_ld(shape);
     ld_rows = tile_ld(rows);
@@ -47,6 +52,9 @@ struct ScalarDecayFwdScratch {
     factors.from_state = scratch.take<float>(ld_rows);
     factors.to_state = scratch.take<float>(ld_rows);
     row_scale = scratch.take<float>(ld_rows);
+    k_left = shape.is_delta ? operand(rows, ld_k) : nullptr;
+    beta = shape.is_delta ? scratch.take<float>(ld_rows) : nullptr;
+    norms = shape.is_delta ? scratch.take<float>(ld_rows) : nullptr;
     if constexpr (kHasFloatElements<Operands>) {
       v = v_floats;
       state = nullptr;
@@ -70,17 +78,81 @@ bool pack_fwd_inputs(const ScalarDecayFwdChunk& c, ScalarDecayFwdScratch<Operand
       Operands::pack_right(k, c.rows, shape.head_dim, scratch.k, scratch.ld_k);
   const bool has_nonfinite_value = pack_values(shape, c.v, c.rows, scratch.v_floats, scratch.ld_v);
   if (c.rows > 1 && (has_nonfinite_key || has_nonfinite_value)) return false;
-  if (c.num_members > 0) {
+  if (c.num_members > 0 || shape.is_delta) {
     Operands::pack_right_transposed(k, c.rows, shape.head_dim, scratch.k_transposed,
                                     scratch.ld_rows);
   }
   if constexpr (!kHasFloatElements<Operands>) {
-    if (c.num_members > 0) {
+    if (c.num_members > 0 && !shape.is_delta) {
       right_from_floats(scratch.v_floats, scratch.ld_v, c.rows, state_columns(shape), nullptr,
                         scratch.v, scratch.ld_v);
     }
   }
   return true;
+}
+
+/// What the delta rule takes besides.
+template <class Operands>
+void pack_delta_inputs(const ScalarDecayFwdChunk& c, ScalarDecayFwdScratch<Operands>& scratch) {
+  const RowList keys(c.k, c.rows);
+  Operands::pack_left({keys.rows, c.k.dtype, c.k.stride}, c.rows, c.shape->head_dim, scratch.k_left,
+                      scratch.ld_k);
+  if (c.normalizes) set_inverse_norms(scratch.k_left, scratch.ld_k, c.rows, scratch.norms);
+  const void* strengths = c.beta.data;  // one a row: as if they were elements of one
+  const int64_t size = c.beta.dtype == DType::kF32 ? 4 : 2;
+  pack_rows({&strengths, c.beta.dtype, c.beta.row_stride / size}, 1, c.rows, scratch.beta,
+            scratch.ld_rows);
+}
+
+/// V -> what the delta rule adds, as floats and as an operand. False: the chunk has to be taken row
+/// by row, for a row may not see what others make of a state that is not finite.
+template <class F, class Operands>
+bool correct_values(const ScalarDecayFwdChunk& c, const typename Operands::Element* state,
+                    RowPrefetch* prefetch, ScalarDecayFwdScratch<Operands>& scratch) {
+  const ScalarDecayShape& shape = *c.shape;
+  const int64_t columns = state_columns(shape);
+  const int64_t ld = scratch.ld_v;
+  const int64_t ld_rows = scratch.ld_rows;
+  const int64_t seeing = c.has_state ? rows_before_reset(c.gates, c.rows) : 0;
+  if (seeing > 0) {
+    Operands::multiply(seeing, columns, shape.head_dim, scratch.k_left, scratch.ld_k, state, ld,
+                       {.c = scratch.out, .ldc = ld, .prefetch = prefetch});
+  }
+  set_chunk_factors<F>(c.gates, 1.0f, c.rows, &scratch.factors);
+  subtract_state(c.gates, scratch.factors, c.rows, seeing, columns, scratch.beta, scratch.out,
+                 scratch.v_floats, ld);
+  bool has_nonfinite = false;
+  for (int64_t begin = 0; begin < c.rows; begin += kChunkBlock) {
+    const int64_t end = begin + kChunkBlock < c.rows ? begin + kChunkBlock : c.rows;
+    Operands::multiply(end - begin, end, shape.head_dim, scratch.k_left + begin * scratch.ld_k,
+                       scratch.ld_k, scratch.k_transposed, ld_rows,
+                       {.c = scratch.s + begin * ld_rows, .ldc = ld_rows, .prefetch = prefetch});
+    for (int64_t i = begin; i < end; ++i) {
+      const float norm = c.gates.weight == nullptr ? 1.0f : c.gates.weight[i];
+      float* s = scratch.s + i * ld_rows;
+      decay_row<F>(c.gates, c.gates.weight, scratch.beta[i] * norm, i, end, s, s);
+    }
+    for (int64_t first = begin; first < end; first += kSolvedRows) {
+      const int64_t count = first + kSolvedRows < end ? kSolvedRows : end - first;
+      float* values = scratch.v_floats + first * ld;
+      const float* m = scratch.s + first * ld_rows;
+      if (first > 0) {
+        auto* p = scratch.p + first * ld_rows;
+        for (int64_t i = 0; i < count; ++i) {
+          for (int64_t j = 0; j < first; j += kLanes) {
+            store_flush(p + i * ld_rows + j, load(m + i * ld_rows + j));
+          }
+        }
+        Operands::multiply(count, columns, first, p, ld_rows, scratch.v, ld,
+                           {.c = values, .ldc = ld, .alpha = -1.0f, .accumulate = true});
+      }
+      for (int64_t d = 0; d < columns; d += kLanes) {
+        has_nonfinite |= solve_rows(m + first, ld_rows, count, values + d, ld);
+      }
+      right_from_floats(values, ld, count, columns, nullptr, scratch.v + first * ld, ld);
+    }
+  }
+  return c.rows == 1 || !has_nonfinite;
 }
 
 /// The output rows of a member, and of the following chunk its queries and, with the last one, keys
@@ -96,10 +168,10 @@ inline RowPrefetch fwd_prefetch(const ScalarDecayFwdChunk& c, int64_t member) {
       prefetch_rows(next->v, 0, next->rows, shape.head_dim_v, &prefetch);
     }
   }
-  // Tiles of the products with S alone are about half of all.
+  // Tiles of Q S are about half of all, or, with the delta rule's, a quarter.
   constexpr int64_t kTileArea = kTileRows[kTileVecs - 1] * kTileVecs * kLanes;
   const int64_t num_tiles = 1 + c.rows * state_columns(shape) / kTileArea;
-  prefetch.lines_a_tile = 1 + prefetch.num_lines() / (2 * num_tiles);
+  prefetch.lines_a_tile = 1 + prefetch.num_lines() / ((shape.is_delta ? 4 : 2) * num_tiles);
   return prefetch;
 }
 
@@ -160,6 +232,10 @@ void finish_fwd(const ScalarDecayFwdChunk& c, const ChunkRows& target,
     }
     row_scale = scratch.row_scale;
   }
+  if (c.normalizes) {
+    set_inverse_norms(scratch.q, scratch.ld_k, c.rows, scratch.row_scale);
+    row_scale = scratch.row_scale;
+  }
   if (c.skip != nullptr) {
     for (int64_t i = 0; i < c.rows; ++i) {
       float* out = scratch.out + i * scratch.ld_v;
@@ -175,26 +251,35 @@ void finish_fwd(const ScalarDecayFwdChunk& c, const ChunkRows& target,
 }
 
 template <class F, class Operands>
-bool scalar_decay_fwd_chunk(const ScalarDecayFwdChunk& c) {
+bool scalar_decay_fwd_chunk(const ScalarDecayFwdChunk& inputs) {
   using Element = typename Operands::Element;
+  ScalarDecayFwdChunk c = inputs;
   const ScalarDecayShape& shape = *c.shape;
   ScalarDecayFwdScratch<Operands> scratch(c.scratch, shape);
   if (!pack_fwd_inputs(c, scratch)) return false;
-  set_chunk_factors<F>(c.gates, shape.scale, c.rows, &scratch.factors);
+  if (c.normalizes) c.gates.weight = scratch.norms;
 
   const Element* state = nullptr;
   if constexpr (kHasFloatElements<Operands>) {
     state = c.state;
   } else {
     state = scratch.state;
-    if (c.has_state && c.num_members > 0) {
+    if (c.has_state && (c.num_members > 0 || shape.is_delta)) {
       right_from_floats(c.state, scratch.ld_v, shape.head_dim, state_columns(shape), nullptr,
                         scratch.state, scratch.ld_v);
     }
   }
   RowPrefetch prefetch;
+  if (c.num_members > 0) prefetch = fwd_prefetch(c, 0);
+  if constexpr (!kHasFloatElements<Operands>) {
+    if (shape.is_delta) {
+      pack_delta_inputs(c, scratch);
+      if (!correct_values<F>(c, state, &prefetch, scratch)) return false;
+    }
+  }
+  set_chunk_factors<F>(c.gates, shape.scale, c.rows, &scratch.factors);
   for (int64_t member = 0; member < c.num_members; ++member) {
-    prefetch = fwd_prefetch(c, member);
+    if (member > 0) prefetch = fwd_prefetch(c, member);
     fwd_products<F, Operands>(c, member, state, &prefetch, scratch);
     finish_fwd(c, c.out[member], scratch);
   }

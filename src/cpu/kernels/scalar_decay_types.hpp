@@ -18,6 +18,7 @@ struct ScalarDecayShape {
   int64_t head_dim_v;
   ChunkDivisor divisor;
   float scale;
+  bool is_delta;  ///< values are corrected by the delta rule; forward over bf16 pairs only
 };
 
 /// Gates of the rows of a chunk. Decays are powers of two, summed up since the chunk began or,
@@ -45,6 +46,8 @@ struct ScalarDecayFwdChunk {
   int64_t num_members;
   ChunkGates gates;
   const float* skip;  ///< head_dim_v factors of v, added to the output; may be null
+  ChunkRows beta;     ///< of the delta rule
+  bool normalizes;    ///< of the delta rule: q and k are divided by sqrt(sum of squares + 1e-6)
   const ScalarDecayFwdChunk*
       next;        ///< the chunk that follows, to be fetched meanwhile; may be null
   float* state;    ///< before the chunk, then behind it
