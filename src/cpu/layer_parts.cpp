@@ -145,7 +145,8 @@ class LayerPartLaunch {
         sizes_(problem),
         kernels_(layer_part_kernels(isa, sizes_.part)),
         options_(layer_part_options(problem, args)),
-        shared_(shared_of(sizes_, plan, memory)) {
+        shared_(shared_of(sizes_, plan, memory)),
+        heads_are_rows_(have_heads_as_rows()) {
     list_rows();
     list_columns();
     load_parameters();
@@ -168,8 +169,10 @@ class LayerPartLaunch {
       // The states of an empty sequence are passed on.
       const int64_t length =
           std::max<int64_t>(sequence.length, problem_.op->states.empty() ? 0 : 1);
-      for (int64_t begin = 0; begin < length; begin += kLayerPartRows) {
-        rows_.push_back({sequence, begin, std::min(kLayerPartRows, sequence.length - begin)});
+      const int64_t heads = heads_are_rows_ ? problem_.num_state_heads : 1;
+      for (int64_t begin = 0; begin < length * heads; begin += kLayerPartRows) {
+        rows_.push_back(
+            {sequence, begin, std::min(kLayerPartRows, sequence.length * heads - begin)});
       }
     }
   }
@@ -185,7 +188,34 @@ class LayerPartLaunch {
   }
   int time() const { return problem_.is_packed ? 0 : 1; }
 
+  /// True where rows of all heads lie at one distance.
+  bool is_one_column(const TensorView& tensor) const {
+    if (!tensor) return true;
+    if (tensor.ndim < time() + 3) return false;
+    const auto head = static_cast<size_t>(time() + 1);
+    return tensor.strides[head - 1] == problem_.num_state_heads * tensor.strides[head];
+  }
+  /// True where each head's rows can be taken as rows of one head, so that memory is read as it
+  /// lies: they have no parameters or the same ones, and no sums, whose order is not for strides to
+  /// decide.
+  bool have_heads_as_rows() const {
+    const bool is_norm = sizes_.part == LinearFamily::kGatedNorm && !sizes_.has_sums;
+    const bool is_map =
+        sizes_.part == LinearFamily::kFeatureMap && 2 * sizes_.head_dim >= kLayerPartColumns;
+    bool result = is_norm || is_map;
+    const LinearTensors& gradients = args_.gradients;
+    for (const TensorView* tensor :
+         {&args_.inputs.v, &args_.inputs.z, &args_.out, &args_.dout, &gradients.v, &gradients.z}) {
+      result = result && is_one_column(*tensor);
+    }
+    return result;
+  }
+
   void list_columns() {
+    if (heads_are_rows_) {
+      columns_.push_back({0, 0, sizes_.head_dim});
+      return;
+    }
     bool is_one = !mixes_elements();
     for (const TensorView* tensor :
          {&args_.inputs.v, &args_.out, &args_.dout, &args_.gradients.v}) {
@@ -237,9 +267,14 @@ class LayerPartLaunch {
 
   ChunkRows rows(const TensorView& tensor, const RowBlock& block,
                  const ColumnBlock& columns) const {
-    ChunkRows rows =
-        chunk_rows(timed_rows(problem_, tensor, block.sequence, columns.head), block.begin);
+    ChunkRows rows = chunk_rows(timed_rows(problem_, tensor, block.sequence, columns.head),
+                                heads_are_rows_ ? 0 : block.begin);
     if (!tensor) return rows;
+    if (heads_are_rows_) {
+      rows.row_stride = tensor.strides[static_cast<size_t>(time() + 1)] * dtype_bytes(tensor.dtype);
+      rows.data += block.begin * rows.row_stride;
+      return rows;
+    }
     if (sizes_.head_dim == 1) rows.stride = tensor.strides[static_cast<size_t>(time() + 1)];
     rows.data += columns.first * rows.stride * dtype_bytes(tensor.dtype);
     return rows;
@@ -393,6 +428,7 @@ class LayerPartLaunch {
   const LayerPartKernels& kernels_;
   LayerPartOptions options_;
   PartShared shared_;
+  bool heads_are_rows_;
   std::vector<RowBlock> rows_;
   std::vector<ColumnBlock> columns_;
 };

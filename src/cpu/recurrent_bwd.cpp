@@ -1,52 +1,77 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward of vector decay on the CPU. A task is one state of one sequence: forward over its rows
-// for dQ, then backward for dK, dV and the gradient of decays; or some strips of its key and value
-// dimensions where states are fewer than workers, with the same bits.
+// Backward of vector decay on the CPU. A task is some states of one sequence: forward over their
+// rows for dQ, then backward for dK, dV and the gradient of decays, a chunk of each in turn, as
+// rows of neighbours lie side by side; or some strips of the key and value dimensions of one state
+// where states are fewer than workers, with the same bits.
 #include <algorithm>
+#include <array>
 
 #include "core/executor.hpp"
 #include "cpu/recurrent_call.hpp"
+#include "cpu/scalar_decay_call.hpp"
 #include "ops/linear/parameter_sums.hpp"
 
 namespace flashtile::cpu {
 namespace {
 
-struct RecurrentBwdMemory {
+/// Of the rows of some states that a task takes in turn, what is kept for all of a sequence has
+/// this much memory.
+constexpr int64_t kKeptBytes = int64_t{12} << 20;
+
+/// Most states of a task.
+int64_t max_group(const LinearProblem& problem) {
+  const int64_t kept = std::max<int64_t>(1, problem.max_seqlen * problem.head_dim * 4);
+  return std::clamp<int64_t>(kKeptBytes / kept, 1, max_state_group(problem));
+}
+
+/// What belongs to one state of a task.
+struct RecurrentStateMemory {
   float* state;  ///< strips
   float* dstate_transposed;
   float* dstate;
-  float* rows;             ///< a state by rows, on the way from and to the caller
-  float* transposed_rows;  ///< likewise
-  float* query_sums;       ///< head_dim for each row of the sequence
+  float* query_sums;  ///< head_dim for each row of the sequence
   double* passing;
   double* dbonus;
-  char* scratch;
 
-  RecurrentBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
-                     WorkspaceCursor& cursor) {
+  RecurrentStateMemory(const IsaEntry& isa, const LinearProblem& problem, WorkspaceCursor& cursor) {
     const RecurrentKernels& kernels = isa.linear->recurrent;
     const int64_t keys = strip_columns(kernels, problem.head_dim);
     const int64_t values = strip_columns(kernels, problem.head_dim_v);
     state = cursor.take<float>(problem.head_dim_v * keys);
     dstate_transposed = cursor.take<float>(problem.head_dim_v * keys);
     dstate = cursor.take<float>(problem.head_dim * values);
-    rows = cursor.take<float>(problem.head_dim * values);
-    transposed_rows = cursor.take<float>(problem.head_dim_v * keys);
     query_sums = cursor.take<float>(problem.max_seqlen * problem.head_dim);
     passing = cursor.take<double>(problem.head_dim);
     dbonus = cursor.take<double>(problem.head_dim);
+  }
+};
+
+struct RecurrentBwdMemory {
+  std::vector<RecurrentStateMemory> states;
+  float* rows;             ///< a state by rows, on the way from and to the caller
+  float* transposed_rows;  ///< likewise
+  char* scratch;
+
+  RecurrentBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
+                     WorkspaceCursor& cursor) {
+    const RecurrentKernels& kernels = isa.linear->recurrent;
+    for (int64_t n = 0; n < max_group(problem); ++n) states.emplace_back(isa, problem, cursor);
+    rows = cursor.take<float>(problem.head_dim * strip_columns(kernels, problem.head_dim_v));
+    transposed_rows =
+        cursor.take<float>(problem.head_dim_v * strip_columns(kernels, problem.head_dim));
     scratch = cursor.take<char>(kernels.bwd_scratch_bytes(
         max_rows, problem.head_dim, problem.head_dim_v, problem.heads_a_state()));
   }
 };
 
-/// One state of one sequence.
+/// Some strips of one state of one sequence.
 class RecurrentBwdStream {
  public:
   RecurrentBwdStream(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                      const LinearArgs& args, const LinearSequence& sequence, int64_t head,
-                     const RecurrentBwdMemory& memory)
+                     const StripRange& keys, const StripRange& values,
+                     const RecurrentBwdMemory& shared, const RecurrentStateMemory& memory)
       : kernels_(isa.linear->recurrent),
         problem_(problem),
         args_(args),
@@ -55,45 +80,49 @@ class RecurrentBwdStream {
         max_rows_(plan.chunk_size),
         ld_k_(strip_columns(kernels_, problem.head_dim)),
         ld_v_(strip_columns(kernels_, problem.head_dim_v)),
+        shared_(shared),
         memory_(memory),
-        bonus_(bonus_of(problem, args, head)) {}
+        bonus_(bonus_of(problem, args, head)),
+        keys_(keys),
+        values_(values) {}
 
-  void run(const StripRange& keys, const StripRange& values, ParameterSums& sums) {
-    keys_ = keys;
-    values_ = values;
+  void begin() {
     std::fill_n(memory_.dbonus, problem_.head_dim, 0.0);
     load(args_.initial_states.state, memory_.state, nullptr);
     load(args_.dfinal_states.state, memory_.dstate_transposed, memory_.dstate);
-    for (int64_t begin = 0; begin < sequence_.length; begin += max_rows_) {
-      RecurrentBwdChunk chunk = make_chunk(begin);
-      chunk.next_begin = chunk.rows;
-      chunk.next_end = std::min(chunk.rows + max_rows_, sequence_.length - begin);
-      kernels_.bwd_queries(chunk);
-    }
+  }
+
+  /// Chunk n. The lists that it points to are there until the next call but one.
+  RecurrentBwdChunk make_chunk(int64_t n) {
+    turn_ = 1 - turn_;
+    return make_chunk(n * max_rows_, addresses_[turn_]);
+  }
+  int64_t num_chunks() const { return ceil_div(sequence_.length, max_rows_); }
+
+  /// Between the chunks forward and back.
+  void turn_back() {
     RecurrentBwdChunk ends{};
-    ends.keys = keys;
+    ends.keys = keys_;
     ends.head_dim = problem_.head_dim;
     ends.head_dim_v = problem_.head_dim_v;
     ends.state = memory_.state;
     ends.dstate_transposed = memory_.dstate_transposed;
     ends.passing = memory_.passing;
     kernels_.state_dots(ends);
-    for (int64_t n = ceil_div(sequence_.length, max_rows_) - 1; n >= 0; --n) {
-      RecurrentBwdChunk chunk = make_chunk(n * max_rows_);
-      if (n > 0) chunk.next_begin = -max_rows_;
-      kernels_.bwd_keys(chunk);
-    }
+  }
+
+  void end(ParameterSums& sums) const {
     const int64_t width = kernels_.strip_width;
-    const int64_t column = values.first * width;
-    const int64_t columns = std::min(values.count * width, problem_.head_dim_v - column);
+    const int64_t column = values_.first * width;
+    const int64_t columns = std::min(values_.count * width, problem_.head_dim_v - column);
     if (columns > 0) {
       kernels_.store_strips(memory_.dstate + column * problem_.head_dim, problem_.head_dim,
-                            problem_.head_dim_v, values.first, values.count, memory_.rows, ld_v_);
+                            problem_.head_dim_v, values_.first, values_.count, shared_.rows, ld_v_);
       store_state_columns(args_.dinitial_states.state, sequence_.batch_idx, head_, column, columns,
-                          ld_v_, memory_.rows + column);
+                          ld_v_, shared_.rows + column);
     }
-    const int64_t end = std::min((keys.first + keys.count) * width, problem_.head_dim);
-    for (int64_t i = keys.first * width; i < end && !bonus_.empty(); ++i) {
+    const int64_t end = std::min((keys_.first + keys_.count) * width, problem_.head_dim);
+    for (int64_t i = keys_.first * width; i < end && !bonus_.empty(); ++i) {
       sums.add(args_.gradients.u_bonus, sequence_.batch_idx, head_, i, memory_.dbonus[i]);
     }
   }
@@ -101,18 +130,18 @@ class RecurrentBwdStream {
  private:
   /// A state or its gradient as strips of the transposed one, and of itself where they are wanted.
   void load(const TensorView& tensor, float* transposed, float* straight) const {
-    std::fill_n(memory_.rows, problem_.head_dim * ld_v_, 0.0f);
+    std::fill_n(shared_.rows, problem_.head_dim * ld_v_, 0.0f);
     load_state_columns(tensor, sequence_.batch_idx, head_, 0, problem_.head_dim_v, ld_v_,
-                       memory_.rows);
+                       shared_.rows);
     for (int64_t j = 0; j < problem_.head_dim_v; ++j) {
       for (int64_t i = 0; i < problem_.head_dim; ++i) {
-        memory_.transposed_rows[j * ld_k_ + i] = memory_.rows[i * ld_v_ + j];
+        shared_.transposed_rows[j * ld_k_ + i] = shared_.rows[i * ld_v_ + j];
       }
     }
-    kernels_.load_strips(memory_.transposed_rows, ld_k_, problem_.head_dim_v, problem_.head_dim, 0,
+    kernels_.load_strips(shared_.transposed_rows, ld_k_, problem_.head_dim_v, problem_.head_dim, 0,
                          ld_k_ / kernels_.strip_width, transposed);
     if (straight == nullptr) return;
-    kernels_.load_strips(memory_.rows, ld_v_, problem_.head_dim, problem_.head_dim_v, 0,
+    kernels_.load_strips(shared_.rows, ld_v_, problem_.head_dim, problem_.head_dim_v, 0,
                          ld_v_ / kernels_.strip_width, straight);
   }
 
@@ -120,17 +149,21 @@ class RecurrentBwdStream {
     return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
   }
 
-  RecurrentBwdChunk make_chunk(int64_t begin) {
+  struct Addresses {
+    std::vector<ChunkRows> q, dout, dq;
+  };
+
+  RecurrentBwdChunk make_chunk(int64_t begin, Addresses& addresses) const {
     const LinearTensors& in = args_.inputs;
     const LinearTensors& gradients = args_.gradients;
-    q_.clear();
-    dout_.clear();
-    dq_.clear();
+    addresses.q.clear();
+    addresses.dout.clear();
+    addresses.dq.clear();
     for (int64_t member = 0; member < problem_.heads_a_state(); ++member) {
       const int64_t head_out = head_ * problem_.heads_a_state() + member;
-      q_.push_back(rows(in.q, problem_.query_head_of(head_out), begin));
-      dout_.push_back(rows(args_.dout, head_out, begin));
-      dq_.push_back(rows(gradients.q, problem_.query_head_of(head_out), begin));
+      addresses.q.push_back(rows(in.q, problem_.query_head_of(head_out), begin));
+      addresses.dout.push_back(rows(args_.dout, head_out, begin));
+      addresses.dq.push_back(rows(gradients.q, problem_.query_head_of(head_out), begin));
     }
     RecurrentBwdChunk chunk{};
     chunk.reads_before = problem_.op->reads_before;
@@ -143,8 +176,8 @@ class RecurrentBwdStream {
     chunk.head_dim_v = problem_.head_dim_v;
     chunk.keys = keys_;
     chunk.values = values_;
-    chunk.q = q_.data();
-    chunk.dout = dout_.data();
+    chunk.q = addresses.q.data();
+    chunk.dout = addresses.dout.data();
     chunk.num_members = problem_.heads_a_state();
     chunk.k = rows(in.k, problem_.key_head_of(head_), begin);
     chunk.v = rows(in.v, head_, begin);
@@ -153,14 +186,14 @@ class RecurrentBwdStream {
     chunk.state = memory_.state;
     chunk.dstate_transposed = memory_.dstate_transposed;
     chunk.dstate = memory_.dstate;
-    chunk.dq = dq_.data();
+    chunk.dq = addresses.dq.data();
     chunk.dk = rows(gradients.k, problem_.key_head_of(head_), begin);
     chunk.dv = rows(gradients.v, head_, begin);
     chunk.dg = rows(gradients.g, head_, begin);
     chunk.query_sums = memory_.query_sums + begin * problem_.head_dim;
     chunk.passing = memory_.passing;
     chunk.dbonus = memory_.dbonus;
-    chunk.scratch = memory_.scratch;
+    chunk.scratch = shared_.scratch;
     return chunk;
   }
 
@@ -171,11 +204,43 @@ class RecurrentBwdStream {
   int64_t head_;
   int64_t max_rows_;
   int64_t ld_k_, ld_v_;
-  const RecurrentBwdMemory& memory_;
+  const RecurrentBwdMemory& shared_;
+  const RecurrentStateMemory& memory_;
   std::vector<float> bonus_;
-  StripRange keys_{}, values_{};
-  std::vector<ChunkRows> q_, dout_, dq_;
+  StripRange keys_, values_;
+  std::array<Addresses, 2> addresses_;
+  size_t turn_ = 0;
 };
+
+/// A chunk of each state in turn, each told which one follows.
+template <class Kernel>
+void run_turns(std::vector<RecurrentBwdStream>& streams, bool is_back, const Kernel& kernel) {
+  const auto count = static_cast<int64_t>(streams.size());
+  const int64_t num_chunks = streams[0].num_chunks();
+  const auto chunk_at = [&](int64_t turn) {
+    const int64_t n = turn / count;
+    return streams[static_cast<size_t>(turn % count)].make_chunk(is_back ? num_chunks - 1 - n : n);
+  };
+  RecurrentBwdChunk next{};
+  if (num_chunks > 0) next = chunk_at(0);
+  for (int64_t turn = 0; turn < num_chunks * count; ++turn) {
+    RecurrentBwdChunk chunk = next;
+    if (turn + 1 < num_chunks * count) {
+      next = chunk_at(turn + 1);
+      chunk.next = &next;
+    }
+    kernel(chunk);
+  }
+}
+
+void run_streams(std::vector<RecurrentBwdStream>& streams, const RecurrentKernels& kernels,
+                 ParameterSums& sums) {
+  for (RecurrentBwdStream& stream : streams) stream.begin();
+  run_turns(streams, /*is_back=*/false, kernels.bwd_queries);
+  for (RecurrentBwdStream& stream : streams) stream.turn_back();
+  run_turns(streams, /*is_back=*/true, kernels.bwd_keys);
+  for (const RecurrentBwdStream& stream : streams) stream.end(sums);
+}
 
 /// Part n of `parts` of the strips of a dimension.
 StripRange part_of_strips(const RecurrentKernels& kernels, int64_t dim, int64_t n, int64_t parts) {
@@ -206,14 +271,22 @@ void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
       ceil_div(std::max(problem.head_dim, problem.head_dim_v), kernels.strip_width);
   const int64_t parts =
       plan.num_tasks == 0 ? 1 : std::clamp<int64_t>(num_workers / plan.num_tasks, 1, num_strips);
-  parallel_for(limited, plan.num_tasks * parts, [&](int64_t task, int worker) {
+  const int64_t group =
+      std::clamp<int64_t>(plan.num_tasks / (2 * num_workers), 1, max_group(problem));
+  const int64_t groups = ceil_div(problem.num_state_heads, group);
+  parallel_for(limited, problem.batch_size * groups * parts, [&](int64_t task, int worker) {
     WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);
     const RecurrentBwdMemory memory(isa, problem, plan.chunk_size, cursor);
-    const int64_t stream = task / parts;
-    const auto& sequence = sequences[static_cast<size_t>(stream / problem.num_state_heads)];
-    RecurrentBwdStream(isa, problem, plan, args, sequence, stream % problem.num_state_heads, memory)
-        .run(part_of_strips(kernels, problem.head_dim, task % parts, parts),
-             part_of_strips(kernels, problem.head_dim_v, task % parts, parts), sums);
+    const auto& sequence = sequences[static_cast<size_t>(task / parts / groups)];
+    const StripRange keys = part_of_strips(kernels, problem.head_dim, task % parts, parts);
+    const StripRange values = part_of_strips(kernels, problem.head_dim_v, task % parts, parts);
+    const int64_t first = task / parts % groups * group;
+    std::vector<RecurrentBwdStream> streams;
+    for (int64_t head = first; head < std::min(first + group, problem.num_state_heads); ++head) {
+      streams.emplace_back(isa, problem, plan, args, sequence, head, keys, values, memory,
+                           memory.states[static_cast<size_t>(head - first)]);
+    }
+    run_streams(streams, kernels, sums);
   });
   sums.store();
 }

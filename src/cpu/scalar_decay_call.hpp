@@ -22,6 +22,9 @@ void launch_scalar_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
                              const LinearPlan& plan, const LinearArgs& args,
                              const Context& context);
 
+/// Most neighbouring states that a task takes, a chunk of each in turn.
+int64_t max_state_group(const LinearProblem& problem);
+
 /// Into how many parts each of `num_streams` recurrences falls, so that all workers have something
 /// to do, and one of these parts; the last ones may be empty.
 int64_t column_parts(int64_t num_columns, int64_t num_streams, int64_t num_workers);

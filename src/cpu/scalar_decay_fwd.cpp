@@ -42,16 +42,6 @@ ScalarDecayShape scalar_decay_shape(const LinearProblem& problem, int64_t max_ro
 
 namespace {
 
-/// Most states that a task takes, and the share of the second cache that they may fill.
-constexpr int64_t kMaxGroup = 4;
-constexpr int64_t kGroupShare = 4;
-
-int64_t max_group(const LinearProblem& problem) {
-  const int64_t state_bytes = problem.head_dim * problem.head_dim_v * 4;
-  const int64_t fitting = cpu_info().l2_bytes / kGroupShare / state_bytes;
-  return std::clamp<int64_t>(std::min(fitting, problem.num_state_heads), 1, kMaxGroup);
-}
-
 /// What a worker needs for the rows of some states.
 struct FwdMemory {
   float* states;
@@ -60,7 +50,7 @@ struct FwdMemory {
   FwdMemory(const IsaEntry& isa, const LinearProblem& problem, const ScalarDecayShape& shape,
             WorkspaceCursor& cursor) {
     const auto& operands = scalar_decay_operands(isa, problem.dtype);
-    states = cursor.take<float>(max_group(problem) * problem.head_dim *
+    states = cursor.take<float>(max_state_group(problem) * problem.head_dim *
                                 isa.linear->scalar_decay.state_ld(shape));
     scratch = cursor.take<char>(operands.fwd_scratch_bytes(shape));
   }
@@ -233,10 +223,20 @@ constexpr int64_t kPartColumns = 64;
 
 /// States of a task: as many as leave every worker two tasks.
 int64_t group_size(const LinearProblem& problem, int64_t num_streams, int64_t num_workers) {
-  return std::clamp<int64_t>(num_streams / (2 * num_workers), 1, max_group(problem));
+  return std::clamp<int64_t>(num_streams / (2 * num_workers), 1, max_state_group(problem));
 }
 
+/// Most states that a task takes, and the share of the second cache that they may fill.
+constexpr int64_t kMaxGroup = 4;
+constexpr int64_t kGroupShare = 4;
+
 }  // namespace
+
+int64_t max_state_group(const LinearProblem& problem) {
+  const int64_t state_bytes = problem.head_dim * problem.head_dim_v * 4;
+  const int64_t fitting = cpu_info().l2_bytes / kGroupShare / state_bytes;
+  return std::clamp<int64_t>(std::min(fitting, problem.num_state_heads), 1, kMaxGroup);
+}
 
 int64_t column_parts(int64_t num_columns, int64_t num_streams, int64_t num_workers) {
   if (num_streams == 0) return 1;

@@ -87,7 +87,7 @@ struct GemmC {
   int64_t ldc;
   float alpha = 1.0f;
   bool accumulate = false;
-  const float* row_scale = nullptr;  ///< m factors for the old C; not read without `accumulate`
+  const float* row_scale = nullptr;  ///< m factors for what is added: the old C, or `addend`
   RowPrefetch* prefetch = nullptr;
   const float* addend = nullptr;  ///< m x padded(n) floats; only without `accumulate`
   int64_t addend_row_stride = 0;  ///< of any sign

@@ -17,24 +17,12 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 template <int kRows, int kVecs>
 using Accumulators = Vf[static_cast<size_t>(kRows)][static_cast<size_t>(kVecs)];
 
-/// C = alpha * acc (+ addend, or + C * row_scale) for one tile at (row, col).
+/// C = alpha * acc (+ addend or C, times row_scale) for one tile at (row, col).
 template <int kRows, int kVecs>
 FLASHTILE_INLINE void store_tile(const Accumulators<kRows, kVecs>& acc, const GemmC& out,
                                  int64_t row, int64_t col) {
   const Vf alpha = broadcast(out.alpha);
   float* c = out.c + row * out.ldc + col;
-  if (out.accumulate && out.row_scale != nullptr) {
-    FLASHTILE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const Vf scale = broadcast(out.row_scale[row + i]);
-      FLASHTILE_UNROLL
-      for (int v = 0; v < kVecs; ++v) {
-        float* p = c + i * out.ldc + v * kLanes;
-        store(p, fma(acc[i][v], alpha, load(p) * scale));
-      }
-    }
-    return;
-  }
   const float* addend = out.accumulate ? out.c : out.addend;
   if (addend == nullptr) {
     FLASHTILE_UNROLL
@@ -46,6 +34,18 @@ FLASHTILE_INLINE void store_tile(const Accumulators<kRows, kVecs>& acc, const Ge
   }
   const int64_t stride = out.accumulate ? out.ldc : out.addend_row_stride;
   addend += row * stride + col;
+  if (out.row_scale != nullptr) {
+    FLASHTILE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const Vf scale = broadcast(out.row_scale[row + i]);
+      FLASHTILE_UNROLL
+      for (int v = 0; v < kVecs; ++v) {
+        store(c + i * out.ldc + v * kLanes,
+              fma(acc[i][v], alpha, load(addend + i * stride + v * kLanes) * scale));
+      }
+    }
+    return;
+  }
   FLASHTILE_UNROLL
   for (int i = 0; i < kRows; ++i) {
     FLASHTILE_UNROLL

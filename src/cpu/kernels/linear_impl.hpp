@@ -16,7 +16,9 @@
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
-inline int64_t scalar_decay_dk_ld(const ScalarDecayShape& shape) { return tile_ld(shape.head_dim); }
+inline int64_t scalar_decay_dk_ld(const ScalarDecayShape& shape) {
+  return deep_tile_ld(shape.head_dim);
+}
 
 inline constexpr RecurrentKernels kRecurrentKernels = {
     kStripWidth,

@@ -212,16 +212,17 @@ struct ColumnRange {
 /// The rows that a pass writes, and the inputs of the chunk that it takes next.
 inline RowPrefetch recurrent_bwd_prefetch(const RecurrentBwdChunk& c, bool is_query) {
   RowPrefetch prefetch;
-  const auto add_inputs = [&](const ChunkRows& rows, int64_t dim) {
-    prefetch_rows(rows, c.next_begin, c.next_end, dim, &prefetch);
-  };
-  add_inputs(c.k, c.head_dim);
-  add_inputs(c.v, c.head_dim_v);
-  add_inputs(c.g, c.head_dim);
-  for (int64_t m = 0; m < c.num_members; ++m) {
-    add_inputs(c.q[m], c.head_dim);
-    add_inputs(c.dout[m], c.head_dim_v);
-    if (is_query) prefetch_rows(c.dq[m], 0, c.rows, c.head_dim, &prefetch);
+  if (const RecurrentBwdChunk* next = c.next; next != nullptr) {
+    prefetch_rows(next->k, 0, next->rows, c.head_dim, &prefetch);
+    prefetch_rows(next->v, 0, next->rows, c.head_dim_v, &prefetch);
+    prefetch_rows(next->g, 0, next->rows, c.head_dim, &prefetch);
+    for (int64_t m = 0; m < next->num_members; ++m) {
+      prefetch_rows(next->q[m], 0, next->rows, c.head_dim, &prefetch);
+      prefetch_rows(next->dout[m], 0, next->rows, c.head_dim_v, &prefetch);
+    }
+  }
+  for (int64_t m = 0; m < c.num_members && is_query; ++m) {
+    prefetch_rows(c.dq[m], 0, c.rows, c.head_dim, &prefetch);
   }
   if (!is_query) {
     prefetch_rows(c.dk, 0, c.rows, c.head_dim, &prefetch);

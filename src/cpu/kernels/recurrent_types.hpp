@@ -83,10 +83,9 @@ struct RecurrentBwdChunk {
   const ChunkRows* dout;
   int64_t num_members;
   ChunkRows k, v, g;
-  const float* bonus;  ///< may be null
-  /// Rows of the inputs that are taken next, counted from this chunk's first: to be fetched.
-  int64_t next_begin, next_end;
-  float* state;  ///< runs forward
+  const float* bonus;             ///< may be null
+  const RecurrentBwdChunk* next;  ///< the one that follows, to be fetched meanwhile; may be null
+  float* state;                   ///< runs forward
   float* dstate_transposed;
   float* dstate;
   const ChunkRows* dq;  ///< of each output head; no data where it is not wanted

@@ -20,7 +20,7 @@
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
-/// S' behind the chunk from S' before it, in place. False: row by row.
+/// S' behind the chunk from S' before it. False: row by row.
 template <class F, class Operands>
 bool scalar_decay_bwd_state(const ScalarDecayBwdChunk& c) {
   const ScalarDecayShape& shape = *c.shape;
@@ -35,7 +35,7 @@ bool scalar_decay_bwd_state(const ScalarDecayBwdChunk& c) {
   update_state<Operands>(c.part.count, shape.head_dim, c.rows, scratch.factors.state, c.has_state,
                          Operands::from_column(scratch.v_decayed, c.part.first), scratch.ld_v,
                          scratch.k.right, scratch.ld_k, c.state + c.part.first * scratch.ld_k,
-                         &scratch.prefetch);
+                         c.state_behind + c.part.first * scratch.ld_k, &scratch.prefetch);
   return true;
 }
 
@@ -315,11 +315,11 @@ void add_to_dstate(const ScalarDecayBwdChunk& c, int64_t member,
   right_from_floats(scratch.dout.floats, scratch.ld_v, c.rows, columns, scratch.factors.from_state,
                     scratch.dout_decayed, scratch.ld_v);
   const bool is_first = member == 0;
+  float* const dstate = c.dstate + c.part.first * scratch.ld_v;
   update_state<Operands>(c.part.count, columns, c.rows, is_first ? scratch.factors.state : 1.0f,
                          !is_first || c.has_dstate,
                          Operands::from_column(scratch.q.right, c.part.first), scratch.ld_k,
-                         scratch.dout_decayed, scratch.ld_v, c.dstate + c.part.first * scratch.ld_v,
-                         &scratch.prefetch);
+                         scratch.dout_decayed, scratch.ld_v, dstate, dstate, &scratch.prefetch);
 }
 
 /// The first ones of the chunk.
@@ -438,6 +438,7 @@ bool scalar_decay_bwd_chunk(const ScalarDecayBwdChunk& c) {
   const ScalarDecayShape& shape = *c.shape;
   ScalarDecayBwdScratch<Operands> scratch(c.scratch, shape);
   if (!pack_bwd_inputs(c, scratch)) return false;
+  scratch.prefetch = bwd_prefetch(c);
   pack_bwd_keys(c, scratch);
   set_chunk_factors<F>(c.gates, shape.scale, c.rows, &scratch.factors);
   for (int64_t j = 0; j < c.rows; j += kLanes) {

@@ -79,7 +79,7 @@ struct ScalarDecayBwdScratch {
   ScalarDecayBwdScratch(char* memory, const ScalarDecayShape& shape) {
     Scratch scratch{memory};
     const int64_t rows = shape.max_rows;
-    ld_k = tile_ld(shape.head_dim);
+    ld_k = deep_tile_ld(shape.head_dim);
     ld_v = scalar_decay_state_ld(shape);
     ld_rows = tile_ld(rows);
     const auto operand = [&](int64_t count, int64_t ld) {
@@ -145,22 +145,21 @@ bool pack_bwd_state_inputs(const ScalarDecayBwdChunk& c, ScalarDecayBwdScratch<O
   return true;
 }
 
-/// Has the rows fetched that this chunk writes, and the inputs of the following one.
+/// The inputs of the following chunk, and the rows that this one writes.
 inline RowPrefetch bwd_prefetch(const ScalarDecayBwdChunk& c) {
   const ScalarDecayShape& shape = *c.shape;
   RowPrefetch prefetch;
-  const auto add_inputs = [&](const ChunkRows& rows, int64_t dim) {
-    prefetch_rows(rows, c.next_begin, c.next_end, dim, &prefetch);
-  };
+  const ScalarDecayBwdChunk* next = c.next;
+  if (next == nullptr) return prefetch;
   for (int64_t member = 0; member < c.num_members && c.is_last; ++member) {
     prefetch_rows(c.dq_rows[member], 0, c.rows, shape.head_dim, &prefetch);
   }
   prefetch_rows(c.dv, 0, c.rows, shape.head_dim_v, &prefetch);
-  add_inputs(c.k, shape.head_dim);
-  add_inputs(c.v, shape.head_dim_v);
-  for (int64_t member = 0; member < c.num_members; ++member) {
-    add_inputs(c.q[member], shape.head_dim);
-    add_inputs(c.dout[member], shape.head_dim_v);
+  prefetch_rows(next->k, 0, next->rows, shape.head_dim, &prefetch);
+  prefetch_rows(next->v, 0, next->rows, shape.head_dim_v, &prefetch);
+  for (int64_t member = 0; member < next->num_members; ++member) {
+    prefetch_rows(next->q[member], 0, next->rows, shape.head_dim, &prefetch);
+    prefetch_rows(next->dout[member], 0, next->rows, shape.head_dim_v, &prefetch);
   }
   if (c.is_last) prefetch_rows(c.dk_rows, 0, c.rows, shape.head_dim, &prefetch);
   // Tiles of the products with dS and S, and of those within the chunk.

@@ -19,14 +19,21 @@
 namespace flashtile::cpu::FLASHTILE_ISA {
 
 /// Rows of a block of Q K'; even, as pairs of bfloat16 want it.
-inline constexpr int64_t kChunkBlock = 32;
+inline constexpr int64_t kChunkBlock = 16;
 
 /// Columns of a state: those of V, and one for n.
 FLASHTILE_INLINE int64_t state_columns(const ScalarDecayShape& shape) {
   return shape.head_dim_v + (shape.divisor == ChunkDivisor::kNone ? 0 : 1);
 }
+
+/// A leading dimension for operands that are as deep as a state. Rows a multiple of 512 bytes apart
+/// share half of the first cache's sets, and a strip of 128 of them does not fit in these.
+FLASHTILE_INLINE int64_t deep_tile_ld(int64_t n) {
+  const int64_t ld = padded(n);
+  return ld % 128 == 0 && ld > 0 ? ld + 16 : ld;
+}
 inline int64_t scalar_decay_state_ld(const ScalarDecayShape& shape) {
-  return tile_ld(state_columns(shape));
+  return deep_tile_ld(state_columns(shape));
 }
 
 /// Rows that see the state before the chunk; they are the first ones.
@@ -119,18 +126,21 @@ inline bool pack_values(const ScalarDecayShape& shape, const ChunkRows& v, int64
   return has_nonfinite;
 }
 
-/// S' = factor S + A'B with A (rows, m) and B (rows, n) as pack_right leaves them; S' = A'B where
-/// there is no state or nothing is left of it.
+/// S' = factor S + A'B with A (rows, m) and B (rows, n) as pack_right leaves them, where S' may be
+/// S; S' = A'B where there is no state or nothing is left of it.
 template <class Operands>
 void update_state(int64_t m, int64_t n, int64_t rows, float factor, bool has_state,
                   const typename Operands::Element* a, int64_t lda,
-                  const typename Operands::Element* b, int64_t ldb, float* state,
-                  RowPrefetch* prefetch = nullptr) {
+                  const typename Operands::Element* b, int64_t ldb, const float* before,
+                  float* behind, RowPrefetch* prefetch = nullptr) {
   float factors[kMaxListedRows];
   for (int64_t i = 0; i < m; ++i) factors[i] = factor;
-  GemmC out{state, ldb};
-  out.accumulate = has_state && factor != 0;
-  if (factor != 1) out.row_scale = factors;
+  GemmC out{behind, ldb};
+  if (has_state && factor != 0) {
+    out.addend = before;
+    out.addend_row_stride = ldb;
+    if (factor != 1) out.row_scale = factors;
+  }
   out.prefetch = prefetch;
   Operands::multiply_transposed(m, n, rows, a, lda, b, ldb, out);
 }

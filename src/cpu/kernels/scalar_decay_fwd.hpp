@@ -36,7 +36,7 @@ struct ScalarDecayFwdScratch {
     Scratch scratch{memory};
     // Blocks of the delta rule are solved whole.
     const int64_t rows = shape.is_delta ? padded(shape.max_rows) : shape.max_rows;
-    ld_k = tile_ld(shape.head_dim);
+    ld_k = deep_tile_ld(shape.head_dim);
     ld_v = scalar_decay_state_ld(shape);
     ld_rows = tile_ld(rows);
     const auto operand = [&](int64_t count, int64_t ld) {
@@ -289,7 +289,7 @@ bool scalar_decay_fwd_chunk(const ScalarDecayFwdChunk& inputs) {
                     scratch.factors.to_state, scratch.v_decayed, scratch.ld_v);
   update_state<Operands>(shape.head_dim, state_columns(shape), c.rows, scratch.factors.state,
                          c.has_state, scratch.k, scratch.ld_k, scratch.v_decayed, scratch.ld_v,
-                         c.state, &prefetch);
+                         c.state, c.state, &prefetch);
   return true;
 }
 

@@ -84,7 +84,8 @@ struct ScalarDecayBwdChunk {
   ColumnRange part;
   /// Before the chunk, transposed: columns of the forward's state, each dk_ld floats.
   float* state;
-  bool has_state;  ///< false: it is zero
+  float* state_behind;  ///< of bwd_state, likewise; may be `state`
+  bool has_state;       ///< false: it is zero
   float*
       dstate;  ///< gradient of the state behind the chunk, then of that before it; not transposed
   bool has_dstate;
@@ -97,8 +98,8 @@ struct ScalarDecayBwdChunk {
   const ChunkRows* dq_rows;  ///< of each output head; no data where it is not wanted
   ChunkRows dk_rows;
   ChunkRows dv;
-  /// Rows of the inputs that will be taken next, counted from this chunk's first: to be fetched.
-  int64_t next_begin, next_end;
+  const ScalarDecayBwdChunk*
+      next;            ///< the chunk that follows, to be fetched meanwhile; may be null
   double* dlog_decay;  ///< of each row
   double* dweight;     ///< only where there are weights
   double* dskip;       ///< head_dim_v sums, added to
@@ -112,7 +113,7 @@ struct ScalarDecayOperandKernels {
   int64_t (*fwd_scratch_bytes)(const ScalarDecayShape& shape);
   bool (*fwd_chunk)(const ScalarDecayFwdChunk& chunk);
   int64_t (*bwd_scratch_bytes)(const ScalarDecayShape& shape);
-  /// The state behind the chunk, in place of the one before it.
+  /// The state behind the chunk.
   bool (*bwd_state)(const ScalarDecayBwdChunk& chunk);
   /// `divisors`, from the state before the chunk.
   bool (*bwd_divisors)(const ScalarDecayBwdChunk& chunk);
