@@ -66,6 +66,10 @@ if has forward; then
   python3 bench/gpu/forward.py --library "$library" --json "$OUT/forward.jsonl" --sustained --redo \
     --points "$OUT/points.jsonl" --commit "$(git rev-parse --short HEAD)" 2>&1 |
     tee "$OUT/forward.txt"
+  python3 bench/gpu/forward.py --library "$library" --json "$OUT/forward_unequal.jsonl" \
+    --dims 192/128 64/256 64/512 --seqlens 16384 \
+    --implementations attention_fwd_sm90 attention_fwd_portable 2>&1 |
+    tee "$OUT/forward_unequal.txt"
 fi
 if has options; then
   step options
