@@ -39,6 +39,7 @@ struct IsaEntry {
   /// Over bf16 pairs, for bf16 inputs; null where the set has no dot product for them.
   const OperandKernels* attention_pairs = nullptr;
   const ScalarDecayOperandKernels* scalar_decay_pairs = nullptr;
+  const ScalarDecayOperandKernels* delta_pairs = nullptr;
   const DecodeKernels* decode_pairs = nullptr;
 };
 

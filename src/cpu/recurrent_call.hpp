@@ -65,6 +65,9 @@ void launch_slots_bwd(const IsaEntry& isa, const LinearProblem& problem, const L
 LinearPlan plan_delta_fwd(const IsaEntry& isa, const LinearProblem& problem);
 void launch_delta_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                       const LinearArgs& args, const Context& context);
+LinearPlan plan_delta_rows_bwd(const IsaEntry& isa, const LinearProblem& problem);
+void launch_delta_rows_bwd(const IsaEntry& isa, const LinearProblem& problem,
+                           const LinearPlan& plan, const LinearArgs& args, const Context& context);
 LinearPlan plan_delta_bwd(const IsaEntry& isa, const LinearProblem& problem);
 void launch_delta_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                       const LinearArgs& args, const Context& context);

@@ -74,7 +74,7 @@ struct BwdMemory {
 
   BwdMemory(const IsaEntry& isa, const LinearProblem& problem, const BwdSizes& sizes,
             WorkspaceCursor& cursor) {
-    const auto& operands = scalar_decay_operands(isa, problem.dtype);
+    const auto& operands = scalar_decay_operands(isa, problem);
     span_states = cursor.take<float>(sizes.num_states * sizes.num_spans * sizes.state_floats);
     chunk_states = cursor.take<float>(sizes.num_states * sizes.span_chunks *
                                       std::max(sizes.state_floats, sizes.dstate_floats));
@@ -134,7 +134,7 @@ class BwdStream {
         sequence_(sequence),
         memories_(memories),
         memory_(memories[0]),
-        operands_(scalar_decay_operands(isa, problem.dtype)),
+        operands_(scalar_decay_operands(isa, problem)),
         num_chunks_(ceil_div(sequence.length, sizes.shape.max_rows)) {
     const int64_t states = problem.states_a_key();
     const int64_t num_keys = std::min(sizes.num_keys, problem.num_key_heads - first_key);
@@ -231,6 +231,11 @@ class BwdStream {
     if (sizes_.has_divisor() && is_last) ++values.count;
     return values;
   }
+  /// Of the keys. The delta rule's gradients take all of them to go back.
+  ColumnRange key_part(int64_t num_parts, int64_t part) const {
+    if (!sizes_.shape.is_delta) return column_part(problem_.head_dim, num_parts, part);
+    return part == 0 ? all_keys() : ColumnRange{0, 0};
+  }
   void copy_state(const float* from, const ColumnRange& values, float* to) const {
     const int64_t first = values.first * sizes_.ld_k;
     const int64_t count = values.count * sizes_.ld_k;
@@ -283,6 +288,8 @@ class BwdStream {
     chunk.rows = end - begin;
     chunk.k = chunk_rows(rows(args_.inputs.k, problem_.key_head_of(head.head)), begin);
     chunk.v = chunk_rows(rows(args_.inputs.v, head.head), begin);
+    chunk.beta = chunk_rows(rows(args_.inputs.beta, head.head), begin);
+    chunk.normalizes = args_.qk_l2norm;
     chunk.has_state = head.has_initial || begin > 0;
     chunk.scratch = work.memory.scratch;
     return chunk;
@@ -452,8 +459,8 @@ class BwdStream {
       const Recurrence recurrence = recurrences.begin()[stream % recurrences.size()];
       const size_t i = stream / recurrences.size();
       const bool is_dstate = recurrence == Recurrence::kDstates;
-      const ColumnRange part = is_dstate ? column_part(problem_.head_dim, parts, task % parts)
-                                         : value_part(parts, task % parts);
+      const ColumnRange part =
+          is_dstate ? key_part(parts, task % parts) : value_part(parts, task % parts);
       if (part.count == 0) return;
       if (is_dstate) {
         fill_dstates(i, part, span, work);
@@ -559,6 +566,7 @@ class BwdStream {
     chunk.dq_rows = addresses.dq.data();
     chunk.dk_rows = chunk_rows(rows(args_.gradients.k, problem_.key_head_of(head.head)), begin);
     chunk.dv = chunk_rows(rows(args_.gradients.v, head.head), begin);
+    chunk.dbeta = chunk_rows(rows(args_.gradients.beta, head.head), begin);
     chunk.dlog_decay = head.dlog_decay.data() + begin;
     chunk.dweight = head.dweight.data() + begin;
     chunk.dskip = head.dskip.data() + static_cast<size_t>(chunk_idx) * head.skip.size();

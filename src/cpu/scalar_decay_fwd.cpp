@@ -13,8 +13,10 @@
 
 namespace flashtile::cpu {
 
-const ScalarDecayOperandKernels& scalar_decay_operands(const IsaEntry& isa, DType dtype) {
-  const bool is_paired = dtype == DType::kBF16 && isa.scalar_decay_pairs != nullptr;
+const ScalarDecayOperandKernels& scalar_decay_operands(const IsaEntry& isa,
+                                                       const LinearProblem& problem) {
+  if (problem.op->update == LinearUpdate::kDelta) return *isa.delta_pairs;
+  const bool is_paired = problem.dtype == DType::kBF16 && isa.scalar_decay_pairs != nullptr;
   return is_paired ? *isa.scalar_decay_pairs : isa.linear->scalar_decay.operands;
 }
 
@@ -49,7 +51,7 @@ struct FwdMemory {
 
   FwdMemory(const IsaEntry& isa, const LinearProblem& problem, const ScalarDecayShape& shape,
             WorkspaceCursor& cursor) {
-    const auto& operands = scalar_decay_operands(isa, problem.dtype);
+    const auto& operands = scalar_decay_operands(isa, problem);
     states = cursor.take<float>(max_state_group(problem) * problem.head_dim *
                                 isa.linear->scalar_decay.state_ld(shape));
     scratch = cursor.take<char>(operands.fwd_scratch_bytes(shape));
@@ -68,7 +70,7 @@ class FwdStream {
         head_(head),
         columns_(columns),
         shape_(shape_of(problem, plan, columns)),
-        operands_(scalar_decay_operands(isa, problem.dtype)),
+        operands_(scalar_decay_operands(isa, problem)),
         ld_(isa.linear->scalar_decay.state_ld(shape_)),
         gates_(scalar_gates(problem, args, sequence, head)),
         gate_rows_(plan.chunk_size) {

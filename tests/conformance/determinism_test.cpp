@@ -41,6 +41,7 @@ constexpr const char* kProblems[] = {
     "rwkv6_bwd:b2:hq2:t130:d64:dv64:initial_state",
     "rwkv6_bwd:b1:hq1:t130:d150:dv200:initial_state",
     "gated_delta_rule_bwd:b1:hq1:hv2:t130:d200:dv150:initial_state:qk_l2norm",
+    "gated_delta_rule_bwd:b1:hq1:hv2:t300:d64:dv150:initial_state:dfinal_state:bf16",
     "kda_bwd:b1:hq8:t130:d64:dv40:initial_state",
     "mamba1_bwd:b2:c600:num_groups=1:t130:d8:D:dt_softplus",
     "simple_gla_bwd:b1:hq2:hkv1:t400:d64:dv80:g:initial_state:dfinal_state",

@@ -48,6 +48,9 @@ constexpr const char* kProblems[] = {
     "iplr_delta_rule_fwd:b1:hq2:t70:d24:dv40",
     "gated_delta_rule_bwd:b1:hq2:hv4:t97:d33:dv70:initial_state:dfinal_state:qk_l2norm",
     "gated_delta_rule_bwd:b1:hq2:t70:d130:dv24:bf16",
+    ("gated_delta_rule_bwd:hq2:hv4:d40:dv150:cu_seqlens={0,1,1,18,200}:initial_state:dfinal_state:"
+     "qk_l2norm:bf16"),
+    "delta_rule_bwd:b1:hq1:t145:d300:dv260:bf16",
     "delta_rule_bwd:hq2:hv6:d20:dv24:cu_seqlens={0,40,40,141}:dfinal_state:f16",
     "kda_bwd:b2:hq2:t97:d33:dv70:initial_state:dfinal_state",
     "rwkv7_bwd:b1:hq2:t97:d70:dv33:initial_state:dfinal_state",

@@ -148,6 +148,7 @@ void packed_is_separate_bit_by_bit(const LinearCase& one) {
   expect_packed_is_separate(one.forward(lengths) + ":bf16");
   expect_packed_is_separate(one.backward(lengths));
   expect_packed_is_separate(one.backward(lengths) + ":f16");
+  expect_packed_is_separate(one.backward(lengths) + ":bf16");
 }
 
 TEST(LinearEquivalence, PackedIsSeparateBitByBit) {

@@ -21,6 +21,22 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 /// Rows of a block that is solved in registers.
 inline constexpr int64_t kSolvedRows = 16;
 
+/// The distance of rows in elements.
+FLASHTILE_INLINE int64_t scalar_stride(const ChunkRows& scalars) {
+  return scalars.row_stride / (scalars.dtype == DType::kF32 ? 4 : 2);
+}
+
+/// Rows of one number as floats, with zeros up to ld, and back; as if they were one row.
+inline void pack_scalars(const ChunkRows& source, int64_t rows, float* dst, int64_t ld) {
+  const void* row = source.data;
+  pack_rows({&row, source.dtype, scalar_stride(source)}, 1, rows, dst, ld);
+}
+inline void store_scalars(const float* src, int64_t rows, const ChunkRows& target) {
+  if (target.data == nullptr) return;
+  void* row = target.data;
+  unpack_rows(src, rows, 1, rows, {&row, target.dtype, scalar_stride(target)});
+}
+
 /// 1 / sqrt(x.x + 1e-6) of rows as pack_left leaves them.
 template <typename T>
 void set_inverse_norms(const T* x, int64_t ld, int64_t rows, float* norms) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The kernels of scalar decay over bf16 pairs, for instruction sets with kHasBf16Dot. Results are
-// rounded to 16 bits: the cheaper exponential is exact enough.
+// The kernels of scalar decay, and of the delta rule with it, over bf16 pairs, for instruction sets
+// with kHasBf16Dot. Results are rounded to 16 bits: the cheaper exponential is exact enough.
 
+#include "cpu/kernels/delta_chunk_bwd.hpp"
 #include "cpu/kernels/linear_kernels.hpp"
 #include "cpu/kernels/scalar_decay_operand_kernels.hpp"
 
@@ -12,6 +13,17 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 constexpr ScalarDecayOperandKernels kPairKernels =
     scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>();
 
+/// Nothing divides.
+constexpr ScalarDecayOperandKernels kDeltaPairKernels = {
+    kPairKernels.fwd_scratch_bytes,
+    kPairKernels.fwd_chunk,
+    delta_chunk_bwd_scratch_bytes<Bf16Operands>,
+    delta_chunk_bwd_state<Exp2Fast, Bf16Operands>,
+    /*bwd_divisors=*/nullptr,
+    delta_chunk_bwd_dstate<Exp2Fast, Bf16Operands>,
+    delta_chunk_bwd_chunk<Exp2Fast, Bf16Operands>};
+
 const ScalarDecayOperandKernels& scalar_decay_pair_kernels() { return kPairKernels; }
+const ScalarDecayOperandKernels& delta_pair_kernels() { return kDeltaPairKernels; }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

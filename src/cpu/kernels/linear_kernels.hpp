@@ -38,6 +38,7 @@ const LinearKernels& linear_kernels();
 // Of an instruction set with a dot product of bf16 pairs: what it adds to the set below it.
 namespace avx512_bf16 {
 const ScalarDecayOperandKernels& scalar_decay_pair_kernels();
-}
+const ScalarDecayOperandKernels& delta_pair_kernels();
+}  // namespace avx512_bf16
 
 }  // namespace flashtile::cpu

@@ -69,6 +69,14 @@ FLASHTILE_INLINE Vu load_row_pairs(const Bf16* row, int64_t d, int64_t dim, int6
   return load_row_pairs<Bf16>(row, d, dim, stride, scale);
 }
 
+FLASHTILE_INLINE Vu load_row_pairs(const float* row, int64_t d, int64_t dim, int64_t stride,
+                                   float scale) {
+  if (row != nullptr && stride == 1 && dim - d >= 2 * kLanes) {
+    return round_neighbours(load(row + d), load(row + d + kLanes));
+  }
+  return load_row_pairs<float>(row, d, dim, stride, scale);
+}
+
 template <typename T>
 bool pack_rows_bf16_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, int64_t ld) {
   BitsCheck check{first_lanes(0)};

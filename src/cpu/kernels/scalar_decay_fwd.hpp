@@ -98,10 +98,7 @@ void pack_delta_inputs(const ScalarDecayFwdChunk& c, ScalarDecayFwdScratch<Opera
   Operands::pack_left({keys.rows, c.k.dtype, c.k.stride}, c.rows, c.shape->head_dim, scratch.k_left,
                       scratch.ld_k);
   if (c.normalizes) set_inverse_norms(scratch.k_left, scratch.ld_k, c.rows, scratch.norms);
-  const void* strengths = c.beta.data;  // one a row: as if they were elements of one
-  const int64_t size = c.beta.dtype == DType::kF32 ? 4 : 2;
-  pack_rows({&strengths, c.beta.dtype, c.beta.row_stride / size}, 1, c.rows, scratch.beta,
-            scratch.ld_rows);
+  pack_scalars(c.beta, c.rows, scratch.beta, scratch.ld_rows);
 }
 
 /// V -> what the delta rule adds, as floats and as an operand. False: the chunk has to be taken row

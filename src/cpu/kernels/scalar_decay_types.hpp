@@ -18,7 +18,7 @@ struct ScalarDecayShape {
   int64_t head_dim_v;
   ChunkDivisor divisor;
   float scale;
-  bool is_delta;  ///< values are corrected by the delta rule; forward over bf16 pairs only
+  bool is_delta;  ///< values are corrected by the delta rule; over bf16 pairs only
 };
 
 /// Gates of the rows of a chunk. Decays are powers of two, summed up since the chunk began or,
@@ -79,6 +79,8 @@ struct ScalarDecayBwdChunk {
   int64_t num_members;
   ChunkGates gates;
   const float* skip;  ///< head_dim_v factors of v; may be null
+  ChunkRows beta;     ///< of the delta rule, as in the forward
+  bool normalizes;
   /// The rows of `state` that bwd_state changes, or of `dstate`: all of them but where bwd_state or
   /// bwd_dstate is to take a part, which has the same bits.
   ColumnRange part;
@@ -98,6 +100,7 @@ struct ScalarDecayBwdChunk {
   const ChunkRows* dq_rows;  ///< of each output head; no data where it is not wanted
   ChunkRows dk_rows;
   ChunkRows dv;
+  ChunkRows dbeta;
   const ScalarDecayBwdChunk*
       next;            ///< the chunk that follows, to be fetched meanwhile; may be null
   double* dlog_decay;  ///< of each row

@@ -19,18 +19,22 @@ FLASHTILE_INLINE Vf dot_pairs(Vu a, Vu b, Vf c) {
 #endif
 }
 
-/// One pair a lane; subnormals become zero.
-FLASHTILE_INLINE Vu round_to_pairs(Vf low, Vf high) {
-  constexpr uint32_t kHighWord = 16u << 16;  // words 0 to 15 are `low`, those behind `high`
-  const Vu words = iota_u() + (iota_u() << 16) + broadcast_u(kHighWord);
+/// 2 kLanes bfloat16 in their order, neighbours in a lane; subnormals become zero.
+FLASHTILE_INLINE Vu round_neighbours(Vf first, Vf second) {
   __m512i halves;
 #if defined(__clang__) && __clang_major__ < 18
-  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(high.v), "v"(low.v));
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(second.v), "v"(first.v));
 #else
-  const __m512bh rounded = _mm512_cvtne2ps_pbh(high.v, low.v);
+  const __m512bh rounded = _mm512_cvtne2ps_pbh(second.v, first.v);
   __builtin_memcpy(&halves, &rounded, sizeof(halves));
 #endif
-  return {_mm512_permutexvar_epi16(words.v, halves)};
+  return {halves};
+}
+
+/// One pair a lane; subnormals become zero.
+FLASHTILE_INLINE Vu round_to_pairs(Vf low, Vf high) {
+  const Vu words = iota_u() + ((iota_u() + broadcast_u(kLanes)) << 16);
+  return {_mm512_permutexvar_epi16(words.v, round_neighbours(low, high).v)};
 }
 
 FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward of the delta family on the CPU. A task is one key head of one sequence with all states
-// that read it; where these are fewer than workers, parts of a state's value dimensions and then
-// parts of its key dimensions are tasks. What a strip gives does not depend on that.
+// Backward of the delta family on the CPU, row by row. A task is one key head of one sequence with
+// all states that read it; where these are fewer than workers, parts of a state's value dimensions
+// and then parts of its key dimensions are tasks. What a strip gives does not depend on that.
 #include <algorithm>
 
 #include "core/executor.hpp"
@@ -334,12 +334,12 @@ class DeltaBwdLaunch {
 
 }  // namespace
 
-LinearPlan plan_delta_bwd(const IsaEntry& isa, const LinearProblem& problem) {
+LinearPlan plan_delta_rows_bwd(const IsaEntry& isa, const LinearProblem& problem) {
   return plan_states<DeltaBwdMemory>(isa, problem);
 }
 
-void launch_delta_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
-                      const LinearArgs& args, const Context& context) {
+void launch_delta_rows_bwd(const IsaEntry& isa, const LinearProblem& problem,
+                           const LinearPlan& plan, const LinearArgs& args, const Context& context) {
   if (plan.num_tasks == 0) return;
   const std::string_view op = linear_op_name(*problem.op, problem.pass);
   const double work = static_cast<double>(problem.num_rows * problem.num_out_heads) *

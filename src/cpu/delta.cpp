@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward of the delta family on the CPU: chunks of products where the decay is one number a row
-// and there are bf16 pairs to multiply, otherwise row by row.
+// The delta family on the CPU: chunks of products where the decay is one number a row and there are
+// bf16 pairs to multiply, otherwise row by row.
 #include "cpu/recurrent_call.hpp"
 #include "cpu/scalar_decay_call.hpp"
 
 namespace flashtile::cpu {
 namespace {
 
-/// Depends on no length, so that packed sequences have the bits of separate ones. In float32 chunks
-/// gain nothing: a row by itself takes as many multiply-adds.
+/// Depends on no length, so that packed sequences have the bits of separate ones.
 bool has_chunks(const IsaEntry& isa, const LinearProblem& problem) {
   const LinearOp& op = *problem.op;
   return op.update == LinearUpdate::kDelta && op.gate != LinearGate::kVectorLogDecay &&
-         problem.dtype == DType::kBF16 && isa.scalar_decay_pairs != nullptr;
+         problem.dtype == DType::kBF16 && isa.delta_pairs != nullptr;
 }
 
 }  // namespace
@@ -26,6 +25,17 @@ LinearPlan plan_delta_fwd(const IsaEntry& isa, const LinearProblem& problem) {
 void launch_delta_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                       const LinearArgs& args, const Context& context) {
   const auto launch = has_chunks(isa, problem) ? launch_scalar_decay_fwd : launch_recurrent_fwd;
+  launch(isa, problem, plan, args, context);
+}
+
+LinearPlan plan_delta_bwd(const IsaEntry& isa, const LinearProblem& problem) {
+  return has_chunks(isa, problem) ? plan_scalar_decay_bwd(isa, problem)
+                                  : plan_delta_rows_bwd(isa, problem);
+}
+
+void launch_delta_bwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+                      const LinearArgs& args, const Context& context) {
+  const auto launch = has_chunks(isa, problem) ? launch_scalar_decay_bwd : launch_delta_rows_bwd;
   launch(isa, problem, plan, args, context);
 }
 
