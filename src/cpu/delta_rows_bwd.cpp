@@ -1,15 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward of the delta family on the CPU, row by row. A task is one key head of one sequence with
-// all states that read it; where these are fewer than workers, parts of a state's value dimensions
-// and then parts of its key dimensions are tasks. What a strip gives does not depend on that.
+// Backward of the delta family on the CPU, row by row. A task is a key head of one sequence, or two
+// in turns, with all states that read them; where these are fewer than workers, parts of a state's
+// value dimensions and then parts of its key dimensions are tasks. What a strip gives does not
+// depend on that.
 #include <algorithm>
+#include <span>
+#include <vector>
 
 #include "core/executor.hpp"
 #include "cpu/recurrent_call.hpp"
 
 namespace flashtile::cpu {
 namespace {
+
+/// What two workers keep of all rows of a sequence where they take key heads in turns, a chunk of
+/// each: less than the 32 MiB from which on malloc gives memory back, and gets it page by page.
+constexpr int64_t kGroupedBytes = int64_t{24} << 20;
+/// Most key heads of a task; what more of them keep does not stay in a cache.
+constexpr int64_t kMaxKeyGroup = 2;
+
+int64_t max_key_group(const LinearProblem& problem, int64_t num_workers) {
+  const int64_t keys = problem.head_dim * (problem.states_a_key() > 1 ? 4 : 2);
+  const int64_t kept = problem.max_seqlen * (keys + 2 * problem.head_dim_v) * 4;
+  const int64_t bytes = num_workers == 1 ? kGroupedBytes : kGroupedBytes / 2;
+  const int64_t most = std::min(kMaxKeyGroup, std::max<int64_t>(1, problem.num_key_heads));
+  return std::clamp<int64_t>(bytes / std::max<int64_t>(1, kept), 1, most);
+}
 
 /// What is kept of all rows of a sequence, for one state and for the sums over those that share its
 /// key head.
@@ -40,35 +57,37 @@ struct DeltaRowMemory {
   }
 };
 
-/// What a worker needs to go over some strips.
+/// What a worker needs to go over some strips of one state.
 struct DeltaStripMemory {
   float* state;   ///< strips
   float* dstate;  ///< of key passes; those of value passes have one at a time
-  float* rows;    ///< by rows, on the way from and to the caller
+  float* rows;    ///< by rows, on the way from and to the caller; for all states of a worker
   float* transposed_rows;
   char* scratch;
+};
 
-  DeltaStripMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
-                   WorkspaceCursor& cursor) {
+/// What one of `num_workers` workers needs for the states of a task.
+struct DeltaBwdMemory {
+  std::vector<DeltaRowMemory> rows;
+  std::vector<DeltaStripMemory> strips;
+
+  DeltaBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
+                 WorkspaceCursor& cursor, int64_t num_workers = 2) {
     const RecurrentKernels& kernels = isa.linear->recurrent;
     const int64_t by_keys = problem.head_dim_v * strip_columns(kernels, problem.head_dim);
     const int64_t by_values = problem.head_dim * strip_columns(kernels, problem.head_dim_v);
-    state = cursor.take<float>(std::max(by_keys, by_values));
-    dstate = cursor.take<float>(by_keys);
-    rows = cursor.take<float>(by_values);
-    transposed_rows = cursor.take<float>(by_keys);
-    scratch = cursor.take<char>(
+    DeltaStripMemory shared{};
+    shared.rows = cursor.take<float>(by_values);
+    shared.transposed_rows = cursor.take<float>(by_keys);
+    shared.scratch = cursor.take<char>(
         kernels.delta_bwd.scratch_bytes(max_rows, problem.head_dim, problem.head_dim_v));
+    for (int64_t n = 0; n < max_key_group(problem, num_workers); ++n) {
+      rows.emplace_back(isa, problem, cursor);
+      strips.push_back(shared);
+      strips.back().state = cursor.take<float>(std::max(by_keys, by_values));
+      strips.back().dstate = cursor.take<float>(by_keys);
+    }
   }
-};
-
-struct DeltaBwdMemory {
-  DeltaRowMemory rows;
-  DeltaStripMemory strips;
-
-  DeltaBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
-                 WorkspaceCursor& cursor)
-      : rows(isa, problem, cursor), strips(isa, problem, max_rows, cursor) {}
 };
 
 /// One state of one sequence.
@@ -90,14 +109,13 @@ class DeltaBwdState {
   StripRange value_strips() const { return {0, ld_v_ / kernels_.strip_width}; }
   StripRange key_strips() const { return {0, ld_k_ / kernels_.strip_width}; }
 
-  /// What each row reads of the state, and what it owes its gradient.
-  void run_values(const StripRange& strips, const DeltaStripMemory& memory) {
+  void begin_values(const StripRange& strips, const DeltaStripMemory& memory) const {
     load_values(args_.initial_states.state, strips, memory);
-    for_each_chunk([&](const DeltaBwdChunk& c) { kernels_.delta_bwd.values_forward(c); }, strips,
-                   memory.state, memory);
+  }
+  void turn_values_back(const StripRange& strips, const DeltaStripMemory& memory) const {
     load_values(args_.dfinal_states.state, strips, memory);
-    for_each_chunk_back([&](const DeltaBwdChunk& c) { kernels_.delta_bwd.values_backward(c); },
-                        strips, memory.state, memory);
+  }
+  void end_values(const StripRange& strips, const DeltaStripMemory& memory) const {
     const int64_t first = strips.first * kernels_.strip_width;
     kernels_.store_strips(memory.state, problem_.head_dim, problem_.head_dim_v, strips.first,
                           strips.count, memory.rows, ld_v_);
@@ -106,85 +124,29 @@ class DeltaBwdState {
                         ld_v_, memory.rows + first);
   }
 
-  /// Gradients of keys, queries and decays; after all of run_values. Calls behind(n) after the last
-  /// pass over chunk n.
-  template <class Behind>
-  void run_keys(const StripRange& strips, const DeltaStripMemory& memory, const Behind& behind) {
+  void begin_keys(const StripRange& strips, const DeltaStripMemory& memory) const {
     load_keys(args_.initial_states.state, strips, memory, memory.state);
-    for_each_chunk([&](const DeltaBwdChunk& c) { kernels_.delta_bwd.keys_forward(c); }, strips,
-                   memory.state, memory);
+  }
+  void turn_keys_back(const StripRange& strips, const DeltaStripMemory& memory) const {
     load_keys(args_.dfinal_states.state, strips, memory, memory.dstate);
     kernels_.delta_bwd.state_dots(make_chunk(0, strips, memory.dstate, memory), memory.state,
                                   memory.dstate);
-    int64_t n = num_chunks();
-    for_each_chunk_back(
-        [&](const DeltaBwdChunk& c) {
-          kernels_.delta_bwd.keys_backward(c);
-          behind(--n);
-        },
-        strips, memory.dstate, memory);
   }
 
   /// Chunk n of what is left, once all strips are done.
-  void finish_state(int64_t n, const DeltaStripMemory& memory) {
-    kernels_.delta_bwd.finish_state(make_chunk(n * max_rows_, {0, 0}, nullptr, memory));
+  void finish_state(int64_t n, const DeltaStripMemory& memory) const {
+    kernels_.delta_bwd.finish_state(make_chunk(n, {0, 0}, nullptr, memory));
   }
   /// Likewise, of the last state that shares the key head.
-  void finish_keys(int64_t n, const DeltaStripMemory& memory) {
-    kernels_.delta_bwd.finish_keys(make_chunk(n * max_rows_, {0, 0}, nullptr, memory));
+  void finish_keys(int64_t n, const DeltaStripMemory& memory) const {
+    kernels_.delta_bwd.finish_keys(make_chunk(n, {0, 0}, nullptr, memory));
   }
   int64_t num_chunks() const { return ceil_div(sequence_.length, max_rows_); }
 
- private:
-  template <class Body>
-  void for_each_chunk(const Body& body, const StripRange& strips, float* state,
-                      const DeltaStripMemory& memory) {
-    for (int64_t n = 0; n < num_chunks(); ++n) {
-      DeltaBwdChunk chunk = make_chunk(n * max_rows_, strips, state, memory);
-      chunk.next_begin = chunk.rows;
-      chunk.next_end = std::min(chunk.rows + max_rows_, sequence_.length - n * max_rows_);
-      body(chunk);
-    }
-  }
-  template <class Body>
-  void for_each_chunk_back(const Body& body, const StripRange& strips, float* state,
-                           const DeltaStripMemory& memory) {
-    for (int64_t n = num_chunks() - 1; n >= 0; --n) {
-      DeltaBwdChunk chunk = make_chunk(n * max_rows_, strips, state, memory);
-      if (n > 0) chunk.next_begin = -max_rows_;
-      body(chunk);
-    }
-  }
-
-  /// A state or its gradient as rows of all columns.
-  void load_rows(const TensorView& tensor, float* rows) const {
-    std::fill_n(rows, problem_.head_dim * ld_v_, 0.0f);
-    load_state_columns(tensor, sequence_.batch_idx, head_, 0, problem_.head_dim_v, ld_v_, rows);
-  }
-  void load_values(const TensorView& tensor, const StripRange& strips,
-                   const DeltaStripMemory& memory) const {
-    load_rows(tensor, memory.rows);
-    kernels_.load_strips(memory.rows, ld_v_, problem_.head_dim, problem_.head_dim_v, strips.first,
-                         strips.count, memory.state);
-  }
-  void load_keys(const TensorView& tensor, const StripRange& strips, const DeltaStripMemory& memory,
-                 float* to) const {
-    load_rows(tensor, memory.rows);
-    for (int64_t j = 0; j < problem_.head_dim_v; ++j) {
-      for (int64_t i = 0; i < problem_.head_dim; ++i) {
-        memory.transposed_rows[j * ld_k_ + i] = memory.rows[i * ld_v_ + j];
-      }
-    }
-    kernels_.load_strips(memory.transposed_rows, ld_k_, problem_.head_dim_v, problem_.head_dim,
-                         strips.first, strips.count, to);
-  }
-
-  ChunkRows rows(const TensorView& tensor, int64_t head, int64_t begin) const {
-    return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
-  }
-
-  DeltaBwdChunk make_chunk(int64_t begin, const StripRange& strips, float* state,
+  /// Chunk n as a pass over `state` takes it.
+  DeltaBwdChunk make_chunk(int64_t n, const StripRange& strips, float* state,
                            const DeltaStripMemory& memory) const {
+    const int64_t begin = n * max_rows_;
     const LinearTensors& in = args_.inputs;
     const LinearTensors& gradients = args_.gradients;
     const int64_t key_head = problem_.key_head_of(head_);
@@ -231,6 +193,34 @@ class DeltaBwdState {
     return chunk;
   }
 
+ private:
+  /// A state or its gradient as rows of all columns.
+  void load_rows(const TensorView& tensor, float* rows) const {
+    std::fill_n(rows, problem_.head_dim * ld_v_, 0.0f);
+    load_state_columns(tensor, sequence_.batch_idx, head_, 0, problem_.head_dim_v, ld_v_, rows);
+  }
+  void load_values(const TensorView& tensor, const StripRange& strips,
+                   const DeltaStripMemory& memory) const {
+    load_rows(tensor, memory.rows);
+    kernels_.load_strips(memory.rows, ld_v_, problem_.head_dim, problem_.head_dim_v, strips.first,
+                         strips.count, memory.state);
+  }
+  void load_keys(const TensorView& tensor, const StripRange& strips, const DeltaStripMemory& memory,
+                 float* to) const {
+    load_rows(tensor, memory.rows);
+    for (int64_t j = 0; j < problem_.head_dim_v; ++j) {
+      for (int64_t i = 0; i < problem_.head_dim; ++i) {
+        memory.transposed_rows[j * ld_k_ + i] = memory.rows[i * ld_v_ + j];
+      }
+    }
+    kernels_.load_strips(memory.transposed_rows, ld_k_, problem_.head_dim_v, problem_.head_dim,
+                         strips.first, strips.count, to);
+  }
+
+  ChunkRows rows(const TensorView& tensor, int64_t head, int64_t begin) const {
+    return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
+  }
+
   const RecurrentKernels& kernels_;
   const LinearProblem& problem_;
   const LinearArgs& args_;
@@ -240,6 +230,72 @@ class DeltaBwdState {
   int64_t ld_k_, ld_v_;
   const DeltaRowMemory& memory_;
 };
+
+/// A state and what a worker goes over it with.
+struct DeltaMember {
+  DeltaBwdState state;
+  DeltaStripMemory memory;
+};
+
+/// Calls visit(member, n, chunk) for all chunks of some strips of states of one sequence, a chunk
+/// of each in turn, each told which one follows; over gradients in the key passes back.
+template <class Visit>
+void for_each_turn(std::span<const DeltaMember> members, const StripRange& strips, bool is_back,
+                   bool is_dstate, const Visit& visit) {
+  const auto count = static_cast<int64_t>(members.size());
+  const int64_t num_chunks = members[0].state.num_chunks();
+  const auto chunk_idx = [&](int64_t turn) {
+    return is_back ? num_chunks - 1 - turn / count : turn / count;
+  };
+  const auto chunk_at = [&](int64_t turn) {
+    const DeltaMember& member = members[static_cast<size_t>(turn % count)];
+    float* const state = is_dstate ? member.memory.dstate : member.memory.state;
+    return member.state.make_chunk(chunk_idx(turn), strips, state, member.memory);
+  };
+  for (int64_t turn = 0; turn < num_chunks * count; ++turn) {
+    DeltaBwdChunk chunk = chunk_at(turn);
+    DeltaBwdChunk next{};
+    if (turn + 1 < num_chunks * count) {
+      next = chunk_at(turn + 1);
+      chunk.next = &next;
+    }
+    visit(members[static_cast<size_t>(turn % count)], chunk_idx(turn), chunk);
+  }
+}
+
+/// What each row reads of the states, and what it owes their gradients.
+void run_values(const DeltaBwdKernels& kernels, std::span<const DeltaMember> members,
+                const StripRange& strips) {
+  for (const DeltaMember& member : members) member.state.begin_values(strips, member.memory);
+  for_each_turn(members, strips, /*is_back=*/false, /*is_dstate=*/false,
+                [&](const DeltaMember&, int64_t, const DeltaBwdChunk& chunk) {
+                  kernels.values_forward(chunk);
+                });
+  for (const DeltaMember& member : members) member.state.turn_values_back(strips, member.memory);
+  for_each_turn(members, strips, /*is_back=*/true, /*is_dstate=*/false,
+                [&](const DeltaMember&, int64_t, const DeltaBwdChunk& chunk) {
+                  kernels.values_backward(chunk);
+                });
+  for (const DeltaMember& member : members) member.state.end_values(strips, member.memory);
+}
+
+/// Gradients of keys, queries and decays; after all of run_values. Calls behind(member, n) after
+/// the last pass over chunk n.
+template <class Behind>
+void run_keys(const DeltaBwdKernels& kernels, std::span<const DeltaMember> members,
+              const StripRange& strips, const Behind& behind) {
+  for (const DeltaMember& member : members) member.state.begin_keys(strips, member.memory);
+  for_each_turn(members, strips, /*is_back=*/false, /*is_dstate=*/false,
+                [&](const DeltaMember&, int64_t, const DeltaBwdChunk& chunk) {
+                  kernels.keys_forward(chunk);
+                });
+  for (const DeltaMember& member : members) member.state.turn_keys_back(strips, member.memory);
+  for_each_turn(members, strips, /*is_back=*/true, /*is_dstate=*/true,
+                [&](const DeltaMember& member, int64_t n, const DeltaBwdChunk& chunk) {
+                  kernels.keys_backward(chunk);
+                  behind(member, n);
+                });
+}
 
 /// How a launch goes through key heads: each by one worker, or all workers on one.
 class DeltaBwdLaunch {
@@ -258,7 +314,14 @@ class DeltaBwdLaunch {
     const int64_t num_keys = problem_.batch_size * problem_.num_key_heads;
     const int64_t num_workers = num_workers_of(context_);
     if (num_workers == 1 || num_keys >= 2 * num_workers) {
-      parallel_for(context_, num_keys, [&](int64_t key, int worker) { run_key(key, worker); });
+      const int64_t group = std::clamp<int64_t>(num_keys / (2 * num_workers), 1,
+                                                max_key_group(problem_, num_workers));
+      const int64_t groups = ceil_div(problem_.num_key_heads, group);
+      parallel_for(context_, problem_.batch_size * groups, [&](int64_t task, int worker) {
+        const int64_t first = task % groups * group;
+        const int64_t count = std::min(group, problem_.num_key_heads - first);
+        run_key_heads(task / groups, first, count, worker);
+      });
       return;
     }
     for (int64_t key = 0; key < num_keys; ++key) run_key_together(key, num_workers);
@@ -267,60 +330,67 @@ class DeltaBwdLaunch {
  private:
   DeltaBwdMemory memory_of(int64_t worker) const {
     WorkspaceCursor cursor(memory_ + worker * plan_.bytes_a_worker);
-    return {isa_, problem_, plan_.chunk_size, cursor};
+    return {isa_, problem_, plan_.chunk_size, cursor, num_workers_of(context_)};
+  }
+  const DeltaBwdKernels& kernels() const { return isa_.linear->recurrent.delta_bwd; }
+
+  DeltaBwdState state_of(int64_t sequence, int64_t head, const DeltaRowMemory& rows) const {
+    return {isa_, problem_, plan_, args_, sequences_[static_cast<size_t>(sequence)], head, rows};
   }
 
-  /// Calls body(state, is_last) for each state of a key head.
-  template <class Body>
-  void for_each_state(int64_t key, const DeltaRowMemory& rows, const Body& body) const {
-    const auto& sequence = sequences_[static_cast<size_t>(key / problem_.num_key_heads)];
+  /// Neighbouring key heads, by one worker: state n of each in turn.
+  void run_key_heads(int64_t sequence, int64_t first, int64_t count, int64_t worker) const {
+    const DeltaBwdMemory memory = memory_of(worker);
     const int64_t num_states = problem_.states_a_key();
-    const int64_t head = key % problem_.num_key_heads * num_states;
     for (int64_t n = 0; n < num_states; ++n) {
-      DeltaBwdState state(isa_, problem_, plan_, args_, sequence, head + n, rows);
-      body(state, n + 1 == num_states);
+      std::vector<DeltaMember> members;
+      for (int64_t i = 0; i < count; ++i) {
+        const auto own = static_cast<size_t>(i);
+        members.push_back({state_of(sequence, (first + i) * num_states + n, memory.rows[own]),
+                           memory.strips[own]});
+      }
+      const DeltaBwdState& any = members[0].state;
+      run_values(kernels(), members, any.value_strips());
+      run_keys(kernels(), members, any.key_strips(), [&](const DeltaMember& member, int64_t chunk) {
+        member.state.finish_state(chunk, member.memory);
+        if (n + 1 == num_states) member.state.finish_keys(chunk, member.memory);
+      });
     }
   }
 
-  void run_key(int64_t key, int64_t worker) const {
-    const DeltaBwdMemory memory = memory_of(worker);
-    for_each_state(key, memory.rows, [&](DeltaBwdState& state, bool is_last) {
-      state.run_values(state.value_strips(), memory.strips);
-      state.run_keys(state.key_strips(), memory.strips, [&](int64_t n) {
-        state.finish_state(n, memory.strips);
-        if (is_last) state.finish_keys(n, memory.strips);
-      });
-    });
-  }
-
-  /// Calls body(strips, memory) for parts of some strips.
+  /// Calls body(strips, member) for parts of some strips of a state.
   template <class Body>
-  void for_each_part(const StripRange& strips, int64_t num_workers, const Body& body) const {
+  void for_each_part(const DeltaBwdState& state, const StripRange& strips, int64_t num_workers,
+                     const Body& body) const {
     const int64_t count = ceil_div(strips.count, num_workers);
     parallel_for(context_, ceil_div(strips.count, count), [&](int64_t part, int worker) {
       const int64_t first = strips.first + part * count;
       const int64_t end = strips.first + strips.count;
-      body(StripRange{first, std::min(count, end - first)}, memory_of(worker).strips);
+      const DeltaMember member{state, memory_of(worker).strips[0]};
+      body(StripRange{first, std::min(count, end - first)}, member);
     });
   }
 
   void run_key_together(int64_t key, int64_t num_workers) const {
     const DeltaBwdMemory shared = memory_of(0);
-    for_each_state(key, shared.rows, [&](DeltaBwdState& state, bool is_last) {
-      for_each_part(state.value_strips(), num_workers,
-                    [&](const StripRange& strips, const DeltaStripMemory& memory) {
-                      state.run_values(strips, memory);
+    const int64_t num_states = problem_.states_a_key();
+    for (int64_t n = 0; n < num_states; ++n) {
+      const int64_t head = key % problem_.num_key_heads * num_states + n;
+      const DeltaBwdState state = state_of(key / problem_.num_key_heads, head, shared.rows[0]);
+      for_each_part(state, state.value_strips(), num_workers,
+                    [&](const StripRange& strips, const DeltaMember& member) {
+                      run_values(kernels(), {&member, 1}, strips);
                     });
-      for_each_part(state.key_strips(), num_workers,
-                    [&](const StripRange& strips, const DeltaStripMemory& memory) {
-                      state.run_keys(strips, memory, [](int64_t) {});
+      for_each_part(state, state.key_strips(), num_workers,
+                    [&](const StripRange& strips, const DeltaMember& member) {
+                      run_keys(kernels(), {&member, 1}, strips, [](const DeltaMember&, int64_t) {});
                     });
-      parallel_for(context_, state.num_chunks(), [&](int64_t n, int worker) {
-        const DeltaStripMemory memory = memory_of(worker).strips;
-        state.finish_state(n, memory);
-        if (is_last) state.finish_keys(n, memory);
+      parallel_for(context_, state.num_chunks(), [&](int64_t chunk, int worker) {
+        const DeltaStripMemory memory = memory_of(worker).strips[0];
+        state.finish_state(chunk, memory);
+        if (n + 1 == num_states) state.finish_keys(chunk, memory);
       });
-    });
+    }
   }
 
   const IsaEntry& isa_;
@@ -335,7 +405,13 @@ class DeltaBwdLaunch {
 }  // namespace
 
 LinearPlan plan_delta_rows_bwd(const IsaEntry& isa, const LinearProblem& problem) {
-  return plan_states<DeltaBwdMemory>(isa, problem);
+  LinearPlan plan = plan_states<DeltaBwdMemory>(isa, problem);
+  if (plan.num_tasks == 0) return plan;
+  // One worker may keep more than each of several.
+  WorkspaceCursor cursor;
+  DeltaBwdMemory(isa, problem, plan.chunk_size, cursor, 1);
+  plan.bytes = cursor.used() - plan.bytes_a_worker;
+  return plan;
 }
 
 void launch_delta_rows_bwd(const IsaEntry& isa, const LinearProblem& problem,

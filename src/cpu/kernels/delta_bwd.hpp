@@ -229,16 +229,18 @@ inline void scale_corrections(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
 inline RowPrefetch delta_prefetch(const DeltaBwdChunk& c, bool with_q, bool with_v,
                                   bool with_dout) {
   RowPrefetch prefetch;
+  const DeltaBwdChunk* next = c.next;
+  if (next == nullptr) return prefetch;
   const auto add_inputs = [&](const ChunkRows& rows, int64_t dim) {
-    prefetch_rows(rows, c.next_begin, c.next_end, dim, &prefetch);
+    prefetch_rows(rows, 0, next->rows, dim, &prefetch);
   };
-  add_inputs(c.k, c.head_dim);
-  if (c.is_vector_gate) add_inputs(c.g, c.head_dim);
-  add_inputs(c.a, c.head_dim);
-  add_inputs(c.b, c.head_dim);
-  if (with_q) add_inputs(c.q, c.head_dim);
-  if (with_v) add_inputs(c.v, c.head_dim_v);
-  if (with_dout) add_inputs(c.dout, c.head_dim_v);
+  add_inputs(next->k, c.head_dim);
+  if (c.is_vector_gate) add_inputs(next->g, c.head_dim);
+  add_inputs(next->a, c.head_dim);
+  add_inputs(next->b, c.head_dim);
+  if (with_q) add_inputs(next->q, c.head_dim);
+  if (with_v) add_inputs(next->v, c.head_dim_v);
+  if (with_dout) add_inputs(next->dout, c.head_dim_v);
   return prefetch;
 }
 

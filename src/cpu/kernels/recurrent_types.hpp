@@ -113,11 +113,10 @@ struct DeltaBwdChunk {
   int64_t first_strip;
   int64_t num_strips;
   ChunkRows q, k, v, dout;
-  ChunkRows g;     ///< no data: none
-  ChunkRows beta;  ///< not for low rank
-  ChunkRows a, b;  ///< low rank
-  /// Rows of the inputs that are taken next, counted from this chunk's first: to be fetched.
-  int64_t next_begin, next_end;
+  ChunkRows g;                ///< no data: none
+  ChunkRows beta;             ///< not for low rank
+  ChunkRows a, b;             ///< low rank
+  const DeltaBwdChunk* next;  ///< the one that follows, to be fetched meanwhile; may be null
   float* state;  ///< strips from first_strip on; the state or its gradient, as the pass wants it
   /// One row for each of these rows, as whole strips.
   float* read;        ///< v - R' k, or S' a
