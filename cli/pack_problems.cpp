@@ -39,6 +39,12 @@ constexpr const char* kPackedLatent[] = {
     ":b1:hq128:hkv1:sq4096:causal",
 };
 
+/// Caches of 8 bits.
+constexpr const char* kPackedCodes[] = {
+    ":b8:hq32:hkv8:sq1:sk8192:seqused_k:block_table:page_size=16:causal",
+    ":b8:hq32:hkv8:sq1024:sk8192:seqused_k:block_table:page_size=16:causal",
+};
+
 constexpr int kHeadDims[] = {64, 128, 256};
 constexpr const char* kDtypes[] = {"bf16", "f16"};
 
@@ -48,7 +54,14 @@ std::vector<std::string> pack_problems(const OpSpec& spec) {
   const bool is_forward = spec.name == "attention_fwd";
   if (!is_forward && spec.name != "attention_bwd") return {};
   std::vector<std::string> rests(std::begin(kPackedBothWays), std::end(kPackedBothWays));
-  if (is_forward) rests.insert(rests.end(), std::begin(kPackedForward), std::end(kPackedForward));
+  if (is_forward) {
+    rests.insert(rests.end(), std::begin(kPackedForward), std::end(kPackedForward));
+    for (const std::string rest : kPackedCodes) {
+      for (const char* code : {"i8", "e4m3"}) {
+        rests.push_back(rest + ":k_scale:v_scale:k." + code + ":v." + code);
+      }
+    }
+  }
   std::vector<std::string> problems;
   const auto add = [&](const std::string& rest) {
     for (const char* dtype : kDtypes) {

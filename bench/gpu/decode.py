@@ -3,7 +3,8 @@
 """Decode (few queries of each sequence over cached keys) beside PyTorch's backends, and beside what
 the card reads: a kernel that only sums bytes, timed in the same rounds on as much memory. Latent
 attention (head_dim 576, values are the first 512 columns of keys) also beside two matrix products
-and a softmax, for PyTorch's backends do not take it; its keys are counted once.
+and a softmax, for PyTorch's backends do not take it; its keys are counted once. Caches of i8 and
+e4m3 have no backend there either.
 
     bench/gpu/decode.py --library build/gpu/libflashtile.so [--json FILE] [--quick] [--only TEXT]
 
@@ -28,6 +29,8 @@ import peers
 import timing
 
 L2_BYTES = 256 << 20  # several times what any GPU keeps
+CACHES = {"bf16": torch.bfloat16, "i8": torch.int8, "e4m3": torch.float8_e4m3fn}
+SCALE = 1 / 32  # of numbers that are stored in 8 bits
 
 
 @dataclasses.dataclass
@@ -40,9 +43,10 @@ class Shape:
     seqlen_q: int = 1
     dim: int = 128
     dim_v: int = 128  # less than dim: values are the first columns of keys
+    cache: str = "bf16"  # dtype of k and v
 
     def __str__(self):
-        kind = "latent" if self.is_latent() else "plain"
+        kind = "latent" if self.is_latent() else "plain" if self.cache == "bf16" else self.cache
         return (f"{kind} b={self.batch:3d} sq={self.seqlen_q} hq={self.heads:3d} "
                 f"hkv={self.heads_kv:2d} keys={self.keys:6d} page={self.page_size:3d}")
 
@@ -69,8 +73,11 @@ LATENT = [
     latent(128, 16, 8192, seqlen_q=4), latent(128, 64, 8192, seqlen_q=2), latent(128, 64, 1024),
     latent(128, 16, 8192, 64), latent(128, 64, 8192, 64), latent(128, 64, 8192, 16),
 ]
-PROBLEMS = PLAIN + LATENT
-QUICK = [PLAIN[i] for i in (2, 5, 8, 12, 13, 18)] + [LATENT[i] for i in (2, 8, 9, 10, 17)]
+CODES = [dataclasses.replace(PLAIN[i], cache=cache)
+         for i in (2, 5, 6, 8, 12, 13, 15, 17, 18, 19) for cache in ("i8", "e4m3")]
+PROBLEMS = PLAIN + CODES + LATENT
+QUICK = ([PLAIN[i] for i in (2, 5, 8, 12, 13, 18)] + CODES[8:12] +
+         [LATENT[i] for i in (2, 8, 9, 10, 17)])
 
 READ_SOURCE = r"""
 extern "C" __global__ void __launch_bounds__(512, 2) read_all(const uint4* data, int count,
@@ -116,16 +123,20 @@ class Problem:
     def __init__(self, shape, lib, generator):
         self.shape = shape
         num_tensors = 1 if shape.is_latent() else 2
-        self.cache_bytes = shape.batch * shape.heads_kv * shape.keys * shape.dim * 2 * num_tensors
+        dtype = CACHES[shape.cache]
+        self.cache_bytes = (shape.batch * shape.heads_kv * shape.keys * shape.dim * num_tensors *
+                            dtype.itemsize)
         self.num_copies = max(1, min(64, math.ceil(L2_BYTES / self.cache_bytes)))
         lines = (shape.batch, shape.keys)
         if shape.page_size:
             lines = (shape.batch * shape.keys // shape.page_size, shape.page_size)
         # One allocation with all copies of k and v, which the reader reads as a whole.
         self.memory = torch.empty((self.num_copies, num_tensors, *lines, shape.heads_kv, shape.dim),
-                                  device="cuda", dtype=torch.bfloat16)
+                                  device="cuda", dtype=dtype)
+        self.scale = 1.0 if shape.cache == "bf16" else SCALE
         for part in self.memory.flatten(0, 2).split(1 << 12):
-            part.normal_(generator=generator)
+            values = torch.randn(part.shape, device="cuda", generator=generator) / self.scale
+            part.copy_(values.clamp(-127, 127).round() if shape.cache == "i8" else values)
         self.q = torch.randn((shape.batch, shape.seqlen_q, shape.heads, shape.dim), device="cuda",
                              dtype=torch.bfloat16, generator=generator)
         self.out = torch.full_like(self.q[..., :shape.dim_v], math.nan).contiguous()
@@ -136,6 +147,9 @@ class Problem:
             pages = torch.randperm(lines[0], device="cuda", generator=generator)
             self.table = pages.to(torch.int32).view(shape.batch, -1).contiguous()
             tensors["block_table"] = self.table
+        if shape.cache != "bf16":
+            tensors["k_scale"] = tensors["v_scale"] = torch.full((shape.heads_kv,), SCALE,
+                                                                 device="cuda")
         self.calls = []
         for copy in range(self.num_copies):
             k, v = self.cache(copy)
@@ -151,20 +165,22 @@ class Problem:
         k, v = self.cache(copy)
         if self.table is not None:
             index = self.table.long()
-            k, v = (x[index].flatten(1, 2) for x in (k, v))
+            # Numbers of 8 bits cannot be indexed as what they are.
+            bits = torch.uint8 if k.dtype.itemsize == 1 else k.dtype
+            k, v = (x.view(bits)[index].view(x.dtype).flatten(1, 2) for x in (k, v))
         return k, v
 
     def error(self):
         """Against float32, of the last query of the last sequence and head."""
         self.calls[0].run()
-        k, v = (x[-1, :, -1].float() for x in self.dense())
+        k, v = (x[-1, :, -1].float() * self.scale for x in self.dense())
         scores = self.q[-1, -1, -1].float() @ k.T / math.sqrt(self.shape.dim)
         expected = torch.softmax(scores, -1) @ v
         return ((self.out[-1, -1, -1].float() - expected).norm() / expected.norm()).item()
 
     def peers(self):
         """Names of what can be timed beside it."""
-        if self.shape.page_size:
+        if self.shape.page_size or self.shape.cache != "bf16":
             return ()
         return ("matmul",) if self.shape.is_latent() else ("sdpa-fa2", "sdpa-cudnn")
 

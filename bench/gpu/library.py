@@ -7,7 +7,8 @@ import re
 import torch
 
 DTYPES = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3, torch.float64: 4,
-          torch.int32: 5, torch.int64: 6, torch.uint8: 7, torch.bool: 8}
+          torch.int32: 5, torch.int64: 6, torch.uint8: 7, torch.bool: 8, torch.int8: 9,
+          torch.float8_e4m3fn: 10}
 DEVICE_TYPES = {"cpu": 1, "cuda": 2}
 
 

@@ -125,7 +125,7 @@ def attention(
         rotary_seqlens: (batch), i32: first row of the tables; default seqused_k.
         rotary_interleaved: pairs (2n, 2n + 1) instead of (n, n + rotary_dim / 2).
         k_scale, v_scale: (heads_kv), (batch, heads_kv) or, paged, (num_pages, heads_kv), f32: what
-            k and v of int8 or float8_e4m3fn are multiplied by; not on a GPU.
+            k and v of int8 or float8_e4m3fn are multiplied by.
         block_counts, block_indices, block_rows, block_cols: block-sparse lists, (batch|1, heads|1,
             M) and (batch|1, heads|1, M, N), i32, of key blocks by query block.
         deterministic: the same bits in every run; CPUs always are.

@@ -32,7 +32,14 @@ const std::vector<std::string> kTexts = {
 };
 
 class QuantisedKeys : public testing::TestWithParam<ProblemParam> {};
-TEST_P(QuantisedKeys, AgreeWithReference) { expect_problem_conforms(GetParam().text); }
+TEST_P(QuantisedKeys, AgreeWithReference) {
+  const std::string& text = GetParam().text;
+  if (text.find("batch_invariant") != std::string::npos &&
+      test_context().device.type != DeviceType::kCpu) {
+    GTEST_SKIP() << "GPUs refuse batch_invariant";
+  }
+  expect_problem_conforms(text);
+}
 INSTANTIATE_TEST_SUITE_P(Texts, QuantisedKeys, testing::ValuesIn(forward_only(kTexts)),
                          [](const auto& test) { return test_name(test.param.text); });
 

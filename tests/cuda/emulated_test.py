@@ -16,7 +16,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from hidden_rows import write_case
+from hidden_rows import write_case, write_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("FLASHTILE_BUILD_DIR", ROOT / "build" / "release"))
@@ -31,6 +31,12 @@ PROBLEMS = {
         "attention_fwd:b2:hq8:hkv2:sq1:sk600:d64:bf16",
         "attention_fwd:b1:hq1:sq70:sk300:d64:softmax_scale=-30:bf16",
         "attention_fwd:b1:hq1:sq64:sk64:d16:mask='(q_idx - k_idx) % 3 == 0':weights:dropout_p=0.2",
+        # Keys of 8 bits: few queries and many, pages with scales of their own, new keys.
+        "attention_fwd:b3:hq4:hkv2:sq1:sk300:d64:ps16:np70:pp20:block_table:seqused_k={300,17,190}"
+        ":k.e4m3:v.e4m3:k_scale[np,hkv]:v_scale[np,hkv]:bf16",
+        "attention_fwd:b2:hq2:hkv1:sq40:sk130:d33:dv40:k.i8:v.i8:k_scale[b,hkv]:v_scale:causal:f16",
+        "attention_fwd:b2:hq2:hkv1:sq20:sk70:d20:lines3:cache_batch_idx:k_scale[lines,hkv]:weights"
+        ":seqused_k={40,66}:k_new:v_new:sn3:rotary_cos:rotary_sin:rp8:k.e4m3:v.e4m3:v_scale",
         "attention_bwd:b1:hq2:hkv1:sq70:sk140:d64:causal:bf16",
         "attention_bwd:b1:hq1:sq70:sk60:d96:dropout_p=0.2:softcap=5:f16",
         "attention_bwd:b2:hq1:cu_seqlens_q={0,30,60}:cu_seqlens_k={0,20,100}:d20:dv40:bf16",
@@ -41,8 +47,11 @@ PROBLEMS = {
     ],
     "89": ["attention_fwd:b1:hq1:sq33:sk40:d300:dv300:f16",
            "attention_fwd:b1:hq2:sq40:sk70:d256:causal:bf16",
+           "attention_fwd:b1:hq1:sq70:sk64:d300:dv280:ps16:block_table:k.i8:v.i8:k_scale[np,hkv]"
+           ":v_scale[np,hkv]:f16",
            "attention_bwd:b1:hq1:sq40:sk70:d256:window_left=30:window_right=5:bf16"],
     "90": ["attention_fwd:b1:hq1:sq130:sk130:d128:causal:bf16:max_logit",
+           "attention_fwd:b1:hq1:sq70:sk100:d256:softcap=5:k.e4m3:v.e4m3:k_scale:v_scale:bf16",
            "attention_fwd:b1:hq2:sq130:sk200:d64:causal:alibi_slopes[hq]:bf16",
            "attention_fwd:b1:hq2:sq70:sk150:d64:softcap=30:bf16",
            "attention_fwd:b1:hq1:sq70:sk150:d64:softcap=1:alibi_slopes[hq]:max_logit:f16",
@@ -207,6 +216,23 @@ class EmulatedTest(unittest.TestCase):
             result = check(self.folder, self.nvrtc, arch, ["--golden", str(cases)])
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertRegex(result.stdout, r"attention_fwd_sm90 +3 +0 +0 ")
+
+    def attend(self, path, *options):
+        result = subprocess.run([CLI, "attend", path, "--device", "cuda", "--check", *options],
+                                capture_output=True, text=True,
+                                env=environment(self.folder, self.nvrtc, "80"))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_scales_of_pages_may_lie_far_apart(self):
+        path = self.folder / "pages.safetensors"
+        # Blocks of eight pages, the last one first: each has scales ten times as large.
+        write_pages(path, "I8", [(-1) ** n * 10 ** (1.5 - n / 8) for n in range(40)])
+        self.attend(path)
+
+    def test_hidden_keys_of_8_bits_may_be_nan(self):
+        path = self.folder / "nan.safetensors"
+        write_pages(path, "F8_E4M3", [0.5] * 9, hidden=lambda j: j % 5 == 2)
+        self.attend(path, "--mask", "k_idx % 5 != 2")
 
     def test_order_of_threads_and_copies_does_not_matter(self):
         for problem in ["attention_fwd:b1:hq1:sq100:sk200:d64:bf16",

@@ -43,6 +43,18 @@ def gradients(q, k, v, dout, scale, seen):
     return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
 
+def write_safetensors(path, tensors, metadata):
+    """`tensors`: dtype, shape and bytes of each name."""
+    header, end = {"__metadata__": metadata}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(data)]}
+        end += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    blobs = [data for _, _, data in tensors.values()]
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
 def write_case(path, seqlen_q, seqlen_k, head_dim, query_offset, mask="", hidden=lambda j: False):
     """A causal case; the queries and keys that see nothing, or are not seen, are not finite.
     `mask`: an expression that leaves the keys for which `hidden` is false."""
@@ -60,28 +72,37 @@ def write_case(path, seqlen_q, seqlen_k, head_dim, query_offset, mask="", hidden
     for j in [j for j in range(seqlen_k) if j >= behind or hidden(j)]:
         bits["k"][j] = [NAN] * head_dim
         bits["v"][j] = [INFINITY] * head_dim
-    header, blobs, end = {}, [], 0
-
-    def add(name, dtype, shape, data):
-        nonlocal end
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(data)]}
-        end += len(data)
-        blobs.append(data)
-
+    tensors = {}
     for name, rows in bits.items():
         flat = [x for row in rows for x in row]
-        add(name, "BF16", [1, len(rows), 1, head_dim], struct.pack(f"<{len(flat)}H", *flat))
+        tensors[name] = "BF16", [1, len(rows), 1, head_dim], struct.pack(f"<{len(flat)}H", *flat)
     for name, rows in expected.items():
         is_lse = name == "lse"
         flat = rows if is_lse else [x for row in rows for x in row]
         shape = [1, 1, len(rows)] if is_lse else [1, len(rows), 1, head_dim]
-        add("expect." + name, "F64", shape, struct.pack(f"<{len(flat)}d", *flat))
+        tensors["expect." + name] = "F64", shape, struct.pack(f"<{len(flat)}d", *flat)
     bounds = json.dumps({name: PLAIN_ERROR for name in expected})
-    header["__metadata__"] = {
+    write_safetensors(path, tensors, {
         "case_version": "1", "name": path.stem, "op": "attention", "note": "hidden rows",
         "dtype": "bf16", "plain_err": bounds, "floor": bounds,
         "options": json.dumps({"causal": True, "query_offset": query_offset}
-                              | ({"mask": mask} if mask else {}))}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+                              | ({"mask": mask} if mask else {}))})
+
+
+def write_pages(path, dtype, v_scales, hidden=lambda j: False):
+    """Keys of 8 bits in pages of 16, each with a scale of its own for values; no query prefers any.
+    Hidden ones are NaN in e4m3."""
+    draw = random.Random(7)
+    pages = len(v_scales)
+
+    def codes():
+        finite = [x for x in range(256) if dtype == "I8" or x % 128 != 0x7F]
+        rows = ([0x7F] * 16 if hidden(j) else draw.choices(finite, k=16)
+                for j in range(16 * pages))
+        return dtype, [pages, 16, 1, 16], b"".join(map(bytes, rows))
+
+    queries = [draw.randint(-8, 8) / 1024 for _ in range(3 * 16)]
+    write_safetensors(path, {
+        "q": ("F16", [1, 3, 1, 16], struct.pack("<48e", *queries)), "k": codes(), "v": codes(),
+        "block_table": ("I32", [1, pages], struct.pack(f"<{pages}i", *range(pages))),
+        "v_scale": ("F32", [pages, 1], struct.pack(f"<{pages}f", *v_scales))}, {})

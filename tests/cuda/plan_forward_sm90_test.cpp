@@ -61,6 +61,8 @@ TEST(Sm90Plan, SaysWhatItLeavesToThePortableKernel) {
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:f32"), "takes f16 and bf16, not f32");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d512:bf16"), "takes a head_dim of at most 256");
   EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:weights:bf16"), "has no weights yet");
+  EXPECT_EQ(refusal_of("attention_fwd:b1:hq4:sq300:d64:k.e4m3:v.e4m3:k_scale:bf16"),
+            "takes no keys of i8 or e4m3");
   EXPECT_EQ(refusal_of("attention_fwd:b2:hq4:sq300:ps12:np99:pp30:d64:block_table:bf16"),
             "takes pages of 8, 16, ... keys, of which at most eight fill a block of 64, or that "
             "such blocks fill");

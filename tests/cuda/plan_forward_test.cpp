@@ -130,6 +130,45 @@ TEST(ForwardPlan, CopiesAsWideAsStridesAllow) {
   EXPECT_TRUE(has(start + "d100", "kStoreVectors = false;"));
 }
 
+TEST(ForwardPlan, KeysOf8BitsFitEveryArchitecture) {
+  for (const std::string& arch : known_gpu_archs()) {
+    const GpuModel& gpu = *named_gpu_model(arch);
+    for (const char* type : {"bf16", "f16", "f32"}) {
+      for (const char* dims : {"d64", "d128", "d192:dv128", "d256", "d257", "d576:dv512"}) {
+        for (const char* rest :
+             {"sq1:sk4096:k_scale:v_scale", "sq3000:causal:k_scale:v_scale",
+              "sq1:ps16:np1024:pp256:block_table:k_scale[np,hkv]:v_scale[np,hkv]",
+              "sq100:ps16:np1024:pp256:block_table:k_scale[np,hkv]:v_scale:dropout_p=0.1"}) {
+          const std::string text = std::string("attention_fwd:b2:hq8:hkv2:") + rest + ":" + dims +
+                                   ":k.e4m3:v.e4m3:" + type;
+          const KernelChoice kernel = forward_of(text, arch);
+          EXPECT_GT(kernel.num_threads, 0) << text;
+          EXPECT_LE(kernel.shared_bytes, gpu.shared_bytes_per_cta) << arch << " " << text;
+        }
+      }
+    }
+  }
+}
+
+TEST(ForwardPlan, KeysOf8BitsAreCopiedAsTheyAre) {
+  const std::string start = "attention_fwd:b2:hq8:hkv2:ps16:np512:pp256:block_table:k.i8:v.i8:bf16";
+  const auto has = [&](const std::string& rest, const std::string& line) {
+    return forward_of(start + rest, "sm_90a").source.config.find(line) != std::string::npos;
+  };
+  EXPECT_TRUE(has(":sq1:d64", "kKeyElement = Element::kI8;"));
+  EXPECT_TRUE(has(":sq1:d64", "kCopyBytes = 16;"));
+  EXPECT_TRUE(has(":sq1:d40", "kCopyBytes = 8;"));
+  EXPECT_TRUE(has(":sq1:d33", "kCopyBytes = 0;"));
+  // Queries go to the places that codes ask for, a pair at a time.
+  EXPECT_TRUE(has(":sq1:d64", "kQueryCopyBytes = 4;"));
+  // Scales of pages are copied with their rows, others are read once.
+  EXPECT_TRUE(has(":sq1:d64:k_scale[np,hkv]:v_scale", "kCopiesKeyScales = true;"));
+  EXPECT_TRUE(has(":sq1:d64:k_scale[np,hkv]:v_scale", "kCopiesValueScales = false;"));
+  // Half of the bytes: room for the same keys in fewer.
+  EXPECT_LT(forward_of("attention_fwd:b1:hq8:sq2048:d128:k.i8:v.i8:f16", "sm_90a").shared_bytes,
+            forward_of("attention_fwd:b1:hq8:sq2048:d128:f16", "sm_90a").shared_bytes);
+}
+
 TEST(ForwardPlan, WorkspaceIsSaidAndIsLinear) {
   Context context;
   context.arch = "sm_90a";

@@ -183,6 +183,20 @@ def test_dropout_seeds():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("seqlen_q", [1, 33])
+def test_caches_of_8_bits(stored, seqlen_q):
+    q, k, v = (x.detach() for x in qkv("cuda", torch.bfloat16))
+    q = q[:, -seqlen_q:]
+    scale = torch.tensor([0.03] * k.shape[2], device="cuda")
+    codes = [(x.float() / 0.03).round().clamp(-127, 127).to(stored) for x in (k, v)]
+    out = flashtile.attention(q, *codes, causal=True, k_scale=scale, v_scale=scale)
+    wide = [x.float() * 0.03 for x in codes]
+    expected = flashtile.attention(q.float(), *wide, causal=True)
+    assert (out.float() - expected).abs().max() < 0.03
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_cuda_graphs():
     """A replay reads what its inputs have then, the dropout seed among them, and draws one anew."""
     q, k, v = qkv("cuda", torch.bfloat16, requires_grad=True)

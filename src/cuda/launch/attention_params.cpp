@@ -203,6 +203,8 @@ device::AttentionParams attention_params(const AttentionProblem& problem,
   params.alibi_slopes = head_scalars_param(args.alibi_slopes);
   params.sink = head_scalars_param(args.sink);
   params.max_logit = head_scalars_param(args.max_logit);
+  params.k_scale = head_scalars_param(args.k_scale);
+  params.v_scale = head_scalars_param(args.v_scale);
   params.lengths = lengths_param(problem, args);
   params.position = position_param(problem);
   params.dropout.seed = problem.dropout.has_seed_tensor

@@ -22,6 +22,10 @@ std::string_view element_name(DType dtype) {
       return "kF16";
     case DType::kBF16:
       return "kBF16";
+    case DType::kI8:
+      return "kI8";
+    case DType::kE4M3:
+      return "kE4M3";
     default:
       return "kNone";
   }
@@ -91,7 +95,6 @@ std::string refuse_attention(const AttentionProblem& problem) {
     if (layout->dtype == DType::kF64) return "computes in float32; it reads and writes no f64";
   }
   if (!problem.beyond_float.empty()) return problem.beyond_float;
-  if (problem.is_quantised) return "takes no keys of i8 or e4m3";
   if (problem.batch_invariant) return "does not offer batch_invariant";
   const ExpressionInputs inputs = expression_inputs(problem);
   if (problem.num_aux > kMaxAux) {
@@ -111,6 +114,7 @@ std::string refuse_attention(const AttentionProblem& problem) {
 
 std::string refuse_hopper(const AttentionProblem& problem) {
   std::string refusal = refuse_attention(problem);
+  if (refusal.empty() && problem.is_quantised) refusal = "takes no keys of i8 or e4m3";
   if (refusal.empty() && problem.gpu->compute_capability != 90) {
     refusal = "needs compute capability 9.0, " + problem.gpu->name + " has another";
   }

@@ -58,7 +58,7 @@ int64_t choose_splits(const AttentionProblem& problem, const ForwardTiling& tili
 /// (batch, head) pairs whose keys and values fill a good part of the L2 cache.
 int64_t choose_section(const AttentionProblem& problem, bool packs_heads) {
   const int64_t bytes = std::max<int64_t>(1, problem.max_seqlen_k) *
-                        (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.dtype);
+                        (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.k.dtype);
   const int64_t heads_kv = std::max<int64_t>(1, problem.gpu->l2_bytes * 6 / 10 / bytes);
   return heads_kv * (packs_heads ? 1 : problem.group_size());
 }
@@ -96,6 +96,11 @@ void take_workspace(const AttentionProblem& problem, ForwardPlan& plan) {
   plan.workspace_bytes = regions.used();
 }
 
+/// Pages have scales of their own.
+bool has_page_scales(const AttentionProblem& problem, const TensorLayout& scales) {
+  return problem.page_size > 0 && scales.ndim == 2;
+}
+
 /// Queries that have been turned lie in the workspace, one row after the other.
 int query_copy_bytes(const AttentionProblem& problem) {
   if (problem.rotary_dim == 0) return copy_bytes(problem.q);
@@ -114,6 +119,7 @@ std::string append_config(const AttentionProblem& problem) {
   return "#include \"cuda/device/ptx/convert.cuh\"\nstruct Config {\n"
          "  using Element = flashtile::device::Element;\n" +
          config_element("kElement", problem.dtype) +
+         config_element("kKeyElement", problem.k.dtype) +
          config_element("kTableElement",
                         problem.rotary_dim > 0 ? problem.rotary_cos.dtype : DType::kF32) +
          config_bool("kPaged", problem.page_size > 0) + "};\n";
@@ -178,19 +184,25 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
   const bool is_split = plan.num_splits > 1;
   const bool is_f32_out = problem.out.dtype == DType::kF32;
   const int store = copy_bytes(problem.out);
+  // Pairs of queries go to places of their own (PairedTile).
+  const bool is_paired = problem.is_quantised && problem.dtype != DType::kF32;
+  const int query_copy = std::min(query_copy_bytes(problem), is_paired ? 4 : 16);
   return config_preamble(problem) + "struct Config {\n" + flags.text(problem) +
-         config_element("kOutElement", problem.out.dtype) + config_int("kHeadDim", shape.head_dim) +
-         config_int("kHeadDimV", shape.head_dim_v) + config_int("kBlockM", shape.block_m) +
-         config_int("kBlockN", shape.block_n) + config_int("kSlice", plan.tiling.slice) +
-         config_int("kWarpsM", shape.warps_m) + config_int("kWarpsN", shape.warps_n) +
-         config_int("kNumStages", shape.num_stages) + config_int("kChunk", shape.chunk) +
-         config_bool("kSharesWeights", shape.shares_weights) +
+         config_element("kKeyElement", problem.k.dtype) +
+         config_element("kOutElement", problem.out.dtype) +
+         config_bool("kCopiesKeyScales", has_page_scales(problem, problem.k_scale)) +
+         config_bool("kCopiesValueScales", has_page_scales(problem, problem.v_scale)) +
+         config_int("kHeadDim", shape.head_dim) + config_int("kHeadDimV", shape.head_dim_v) +
+         config_int("kBlockM", shape.block_m) + config_int("kBlockN", shape.block_n) +
+         config_int("kSlice", plan.tiling.slice) + config_int("kWarpsM", shape.warps_m) +
+         config_int("kWarpsN", shape.warps_n) + config_int("kNumStages", shape.num_stages) +
+         config_int("kChunk", shape.chunk) + config_bool("kSharesWeights", shape.shares_weights) +
          config_bool("kValuesInKeys", shape.values_in_keys) +
          config_int("kBoxRows", plan.tiling.box_rows) +
          config_int("kMinCtas", plan.tiling.min_ctas) +
          config_bool("kQueryInRegisters", plan.tiling.query_in_registers) +
          config_bool("kRunsAhead", plan.tiling.runs_ahead) +
-         config_int("kQueryCopyBytes", query_copy_bytes(problem)) +
+         config_int("kQueryCopyBytes", query_copy) +
          config_int("kCopyBytes", std::min(copy_bytes(problem.k), copy_bytes(problem.v))) +
          config_bool("kStoreVectors", store >= (is_f32_out ? 8 : 16)) +
          config_bool("kPackHeads", plan.packs_heads) +

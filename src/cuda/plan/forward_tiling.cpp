@@ -23,6 +23,9 @@ ForwardTiling tiling_of(const AttentionProblem& problem, int block_m, int block_
                         int warps_n, int num_stages, int min_ctas) {
   ForwardTiling tiling;
   tiling.shape.element_bytes = static_cast<int>(dtype_bytes(problem.dtype));
+  tiling.shape.key_element_bytes = static_cast<int>(dtype_bytes(problem.k.dtype));
+  tiling.shape.copies_scales =
+      problem.page_size > 0 && (problem.k_scale.ndim == 2 || problem.v_scale.ndim == 2);
   tiling.shape.head_dim = static_cast<int>(round_up(problem.head_dim, 16));
   tiling.shape.head_dim_v = value_columns(problem.head_dim_v, 16);
   tiling.shape.block_m = block_m;
@@ -39,11 +42,17 @@ bool fits(const AttentionProblem& problem, const ForwardTiling& tiling) {
   return tiling.shape.shared_bytes() <= problem.gpu->shared_bytes_per_cta;
 }
 
+/// So many CTAs find their shared memory beside each other.
+bool has_room_for(const AttentionProblem& problem, const ForwardTiling& tiling, int num_ctas) {
+  return num_ctas * (tiling.shape.shared_bytes() + kReservedBytes) <=
+         problem.gpu->shared_bytes_per_sm;
+}
+
 /// Few rows: the warps of a CTA divide the keys. Dropout's generator serves 32 keys at a time.
 /// Where each multiprocessor has just one of the `num_tiles`, that keeps as many bytes on their way
 /// as two CTAs with half of the keys would, and nothing has to be combined.
 ForwardTiling decode_tiling(const AttentionProblem& problem, int64_t num_tiles) {
-  const int block_n = problem.dropout.is_on ? 128 : 64;
+  const int block_n = problem.dropout.is_on || problem.is_quantised ? 128 : 64;
   ForwardTiling tiling = tiling_of(problem, 16, block_n, 1, 4, 2, 1);
   constexpr int kBytesOnTheirWay = 128 << 10;
   const int64_t num_sms = problem.gpu->num_sms;
@@ -52,21 +61,20 @@ ForwardTiling decode_tiling(const AttentionProblem& problem, int64_t num_tiles) 
     deep.shape.num_stages = std::clamp(kBytesOnTheirWay / tiling.shape.stage_bytes(), 2, 8);
     if (fits(problem, deep)) return deep;
   }
-  return tiling;
+  // Keys of 8 bits, split: two CTAs fill a multiprocessor. Room for a third one goes to the first
+  // CTAs of the next call, and the others share what multiprocessors are left.
+  ForwardTiling full = tiling;
+  full.shape.num_stages = 3;
+  const bool is_split = num_tiles < num_sms;
+  return problem.is_quantised && is_split && has_room_for(problem, full, 2) ? full : tiling;
 }
 
-/// What registers just suffice for: bf16, and at most one option that changes each score.
+/// What registers just suffice for: keys of bf16, and at most one option that changes each score.
 bool has_few_options(const AttentionProblem& problem) {
   const ScoreFlags flags(problem);
   const int num_options = int{flags.has_softcap} + int{flags.has_alibi} + int{flags.has_user_score};
   return problem.dtype == DType::kBF16 && num_options <= 1 && !problem.bias &&
-         !problem.dropout.is_on && !problem.wants_max_logit;
-}
-
-/// So many CTAs find their shared memory beside each other.
-bool has_room_for(const AttentionProblem& problem, const ForwardTiling& tiling, int num_ctas) {
-  return num_ctas * (tiling.shape.shared_bytes() + kReservedBytes) <=
-         problem.gpu->shared_bytes_per_sm;
+         !problem.dropout.is_on && !problem.wants_max_logit && !problem.is_quantised;
 }
 
 /// Warps of 32 rows that exchange weights and divide the columns of values: registers for 16 rows'
@@ -74,7 +82,8 @@ bool has_room_for(const AttentionProblem& problem, const ForwardTiling& tiling, 
 ForwardTiling sharing_tiling(const AttentionProblem& problem, int block_m, int min_ctas) {
   ForwardTiling tiling = tiling_of(problem, block_m, 64, block_m / 32, 2, 1, min_ctas);
   tiling.shape.shares_weights = true;
-  tiling.shape.head_dim_v = value_columns(problem.head_dim_v, 128);
+  // Whole groups of a swizzled tile for each warp.
+  tiling.shape.head_dim_v = value_columns(problem.head_dim_v, problem.is_quantised ? 256 : 128);
   return tiling;
 }
 
@@ -117,7 +126,8 @@ ForwardTiling middle_head_tiling(const AttentionProblem& problem) {
     if (has_room_for(problem, two, 2)) return two;
   }
   // Where 64 keys at a time do not spill.
-  const bool has_room = problem.gpu->compute_capability == 90 && problem.dtype == DType::kBF16;
+  const bool has_room = problem.gpu->compute_capability == 90 && problem.dtype == DType::kBF16 &&
+                        !problem.is_quantised;
   return tiling_of(problem, 128, has_room ? 64 : 32, 4, 1, 2, 2);
 }
 
@@ -129,7 +139,7 @@ ForwardTiling half_tiling(const AttentionProblem& problem, int64_t rows) {
   if (rows <= 64) return tiling_of(problem, 64, 64, 4, 1, 2, widest <= 128 ? 2 : 1);
   if (widest <= 64) return small_head_tiling(problem);
   if (widest <= 128) return middle_head_tiling(problem);
-  return tiling_of(problem, 128, 64, 8, 1, 2, 1);
+  return tiling_of(problem, 128, problem.is_quantised ? 32 : 64, 8, 1, 2, 1);
 }
 
 ForwardTiling float_tiling(const AttentionProblem& problem) {
@@ -151,7 +161,8 @@ ForwardTiling wide_tiling(const AttentionProblem& problem, int64_t rows) {
   const bool is_float = problem.dtype == DType::kF32;
   const bool is_short = is_float || rows <= 64;
   ForwardTiling tiling =
-      tiling_of(problem, is_short ? 64 : 128, is_float ? 32 : 64, is_short ? 4 : 8, 1, 3, 1);
+      tiling_of(problem, is_short ? 64 : 128, is_float || problem.is_quantised ? 32 : 64,
+                is_short ? 4 : 8, 1, 3, 1);
   device::ForwardShape& shape = tiling.shape;
   shape.chunk = is_float ? 32 : 64;
   shape.head_dim = static_cast<int>(round_up(problem.head_dim, shape.chunk));
@@ -162,8 +173,8 @@ ForwardTiling wide_tiling(const AttentionProblem& problem, int64_t rows) {
 
 ForwardTiling first_choice(const AttentionProblem& problem, int64_t rows, bool may_pack) {
   if (problem.head_dim > kWidest) {
-    const bool is_whole = rows > 16 && problem.dtype != DType::kF32 && problem.head_dim <= 512 &&
-                          problem.head_dim_v <= 512;
+    const bool is_whole = rows > 16 && problem.dtype != DType::kF32 && !problem.is_quantised &&
+                          problem.head_dim <= 512 && problem.head_dim_v <= 512;
     const ForwardTiling whole = whole_head_tiling(problem);
     return is_whole && fits(problem, whole) ? whole : wide_tiling(problem, rows);
   }

@@ -384,6 +384,8 @@ void set_layouts(AttentionProblem& problem, const AttentionArgs& args) {
   problem.block_counts = layout_of(args.block_counts);
   problem.block_indices = layout_of(args.block_indices);
   problem.rotary_cos = layout_of(args.rotary_cos);
+  problem.k_scale = layout_of(args.k_scale);
+  problem.v_scale = layout_of(args.v_scale);
 }
 
 AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool has_data) {

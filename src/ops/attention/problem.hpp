@@ -79,7 +79,7 @@ struct AttentionProblem {
   bool rotary_interleaved = false;
 
   TensorLayout q, k, v, out, lse, bias, dout, dq, dk, dv, dbias;
-  TensorLayout block_counts, block_indices, rotary_cos;
+  TensorLayout block_counts, block_indices, rotary_cos, k_scale, v_scale;
 
   double softmax_scale = 1;
   std::optional<double> softcap;

@@ -153,7 +153,7 @@ struct BackwardKeys {
     if (rows.data == nullptr || first_col >= num_cols) return;
     const BackwardState<Config>& s = state().base;
     const RowsView view = RowsView::keys(rows, s.sequence, s.head_kv, num_cols);
-    store_elements<Config::kElement, 1, kTiles>(
+    store_elements<Config::kElement, false, 1, kTiles>(
         acc, stream.first_warp_row(), num_cols - first_col, rows.element_stride, [&](int row) {
           return row < s.num_keys ? view.row(0, s.first_key + row) + first_col * rows.element_stride
                                   : nullptr;

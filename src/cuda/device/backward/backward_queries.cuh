@@ -224,7 +224,7 @@ struct BackwardQueries {
     if (first_col >= params.head_dim) return;
     Stream::scale(dq, params.softmax_scale);
     const RowsView view = RowsView::queries(backward.dq, state().sequence, params.head_dim);
-    store_elements<Config::kElement, 1, Config::kPartD / 8>(
+    store_elements<Config::kElement, false, 1, Config::kPartD / 8>(
         dq, stream.first_warp_row(), params.head_dim - first_col, view.element_stride,
         [&](int row) {
           return stream.first_row + row < view.num_rows

@@ -14,7 +14,17 @@ FLASHTILE_DEVICE Vector4 gather_chunk(const char* row, int64 element_stride, int
   uint32 words[4];
   FLASHTILE_UNROLL
   for (int e = 0; e < 4; ++e) {
-    if constexpr (element == Element::kF32) {
+    if constexpr (element_bytes(element) == 1) {
+      words[e] = 0;
+      FLASHTILE_UNROLL
+      for (int byte = 0; byte < 4; ++byte) {
+        const int index = 4 * e + byte;
+        const char* address = row + (first + index) * element_stride;
+        const uint32 code =
+            index < count ? load_global(reinterpret_cast<const unsigned char*>(address)) : 0u;
+        words[e] |= code << (8 * byte);
+      }
+    } else if constexpr (element == Element::kF32) {
       const char* address = row + (first + e) * element_stride;
       words[e] = e < count ? load_global(reinterpret_cast<const uint32*>(address)) : 0u;
     } else {
@@ -56,14 +66,27 @@ struct TileCopy {
       const uint32 target = tile + SharedTile::offset(row, chunk);
       const int count = num_cols - chunk * kElements;
       if constexpr (kCopyBytes == 0) {
-        store_shared(target,
-                     gather_chunk<element>(source, element_stride, chunk * kElements, count));
+        const Vector4 value =
+            gather_chunk<element>(source, element_stride, chunk * kElements, count);
+        if constexpr (kIsPaired<SharedTile>) {
+          const uint32 pairs[4] = {value.x, value.y, value.z, value.w};
+          FLASHTILE_UNROLL
+          for (int pair = 0; pair < 4; ++pair) {
+            store_shared(tile + SharedTile::pair_offset(row, chunk, pair), pairs[pair]);
+          }
+        } else {
+          store_shared(target, value);
+        }
       } else {
         FLASHTILE_UNROLL
         for (int piece = 0; piece < 16 / kCopyBytes; ++piece) {
           const int bytes = count * kElementBytes - piece * kCopyBytes;
-          copy_async<kCopyBytes>(target + static_cast<uint32>(piece * kCopyBytes),
-                                 source + chunk * 16 + piece * kCopyBytes,
+          uint32 place = target + static_cast<uint32>(piece * kCopyBytes);
+          if constexpr (kIsPaired<SharedTile>) {
+            static_assert(kCopyBytes == 4, "pairs go to places of their own");
+            place = tile + SharedTile::pair_offset(row, chunk, piece);
+          }
+          copy_async<kCopyBytes>(place, source + chunk * 16 + piece * kCopyBytes,
                                  bytes < 0            ? 0
                                  : bytes < kCopyBytes ? bytes
                                                       : kCopyBytes);

@@ -57,6 +57,26 @@ struct KeyRows {
   }
 };
 
+/// The scale of a key head, of a sequence or cache line or of a page. There is one.
+FLASHTILE_DEVICE const float* scale_of(const HeadScalarsParam& scales, int line, int head_kv) {
+  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(scales.data) +
+                                        line * scales.batch_stride + head_kv * scales.head_stride);
+}
+/// The line of a sequence where scales are not those of pages.
+FLASHTILE_DEVICE int scale_line(const LengthsParam& lengths, const Sequence& sequence) {
+  return lengths.cache_batch_idx.data ? sequence.line : sequence.batch_idx;
+}
+/// What the stored numbers of a key are multiplied by.
+template <bool kPaged>
+FLASHTILE_DEVICE float scale_of_key(const HeadScalarsParam& scales, const LengthsParam& lengths,
+                                    const Sequence& sequence, const KeyRows<kPaged>& keys,
+                                    int head_kv, int key) {
+  if (scales.data == nullptr) return 1.0f;
+  int line = scale_line(lengths, sequence);
+  if constexpr (kPaged) line = clamp(keys.place_of(key).page, 0, keys.num_pages - 1);
+  return load_global(scale_of(scales, line, head_kv));
+}
+
 /// The address of a row of q, out or a gradient of q: query q_idx of a head.
 FLASHTILE_DEVICE char* query_row(const RowsParam& rows, const Sequence& sequence, int q_idx,
                                  int head) {

@@ -31,6 +31,31 @@ struct PitchedTile {
   }
 };
 
+/// Codes of 8 bits, two of which lie like one element of 16.
+template <Element code, int kRows, int kCols>
+struct CodeTile : SwizzledTile<kRows, kCols / 2> {};
+
+/// Codes that a tile holds; kNone: it holds elements.
+template <class Tile>
+constexpr Element kCodeOf = Element::kNone;
+template <Element code, int kRows, int kCols>
+constexpr Element kCodeOf<CodeTile<code, kRows, kCols>> = code;
+
+/// Queries that meet codes: of each 16 columns the pairs lie in the order 0 2 4 6 1 3 5 7. Then
+/// four neighbouring codes of a key are what a lane multiplies by two registers of a fragment.
+template <int kRows, int kCols>
+struct PairedTile : SwizzledTile<kRows, kCols> {
+  /// Where pair `pair` of a chunk goes.
+  FLASHTILE_DEVICE static constexpr uint32 pair_offset(uint32 row, uint32 chunk, uint32 pair) {
+    return SwizzledTile<kRows, kCols>::offset(row, chunk / 2 * 2 + pair % 2) +
+           (chunk % 2 * 2 + pair / 2) * 4;
+  }
+};
+template <class Tile>
+constexpr bool kIsPaired = false;
+template <int kRows, int kCols>
+constexpr bool kIsPaired<PairedTile<kRows, kCols>> = true;
+
 /// The tile that queries and keys (whose rows are read along the reduction) lie in.
 template <Element element, int kRows, int kCols>
 struct RowTileOf {
@@ -39,6 +64,15 @@ struct RowTileOf {
 template <int kRows, int kCols>
 struct RowTileOf<Element::kF32, kRows, kCols> {
   using Type = PitchedTile<kRows, vector_pitch(kCols)>;
+};
+
+template <int kRows, int kCols>
+struct RowTileOf<Element::kI8, kRows, kCols> {
+  using Type = CodeTile<Element::kI8, kRows, kCols>;
+};
+template <int kRows, int kCols>
+struct RowTileOf<Element::kE4M3, kRows, kCols> {
+  using Type = CodeTile<Element::kE4M3, kRows, kCols>;
 };
 
 /// The tile that values (whose columns are read along the reduction) lie in.
@@ -51,8 +85,33 @@ struct ColumnTileOf<Element::kF32, kRows, kCols> {
   using Type = PitchedTile<kRows, column_pitch(kCols)>;
 };
 
+template <int kRows, int kCols>
+struct ColumnTileOf<Element::kI8, kRows, kCols> {
+  using Type = CodeTile<Element::kI8, kRows, kCols>;
+};
+template <int kRows, int kCols>
+struct ColumnTileOf<Element::kE4M3, kRows, kCols> {
+  using Type = CodeTile<Element::kE4M3, kRows, kCols>;
+};
+
+/// The tile that queries lie in, for keys of codes or not.
+template <Element element, bool kMeetsCodes, int kRows, int kCols>
+struct QueryTileOf {
+  using Type = typename RowTileOf<element, kRows, kCols>::Type;
+};
+template <Element element, int kRows, int kCols>
+struct QueryTileOf<element, true, kRows, kCols> {
+  using Type = PairedTile<kRows, kCols>;
+};
+template <int kRows, int kCols>
+struct QueryTileOf<Element::kF32, true, kRows, kCols> {
+  using Type = typename RowTileOf<Element::kF32, kRows, kCols>::Type;
+};
+
 template <Element element, int kRows, int kCols>
 using RowTile = typename RowTileOf<element, kRows, kCols>::Type;
+template <Element element, bool kMeetsCodes, int kRows, int kCols>
+using TileOfQueries = typename QueryTileOf<element, kMeetsCodes, kRows, kCols>::Type;
 template <Element element, int kRows, int kCols>
 using ColumnTile = typename ColumnTileOf<element, kRows, kCols>::Type;
 

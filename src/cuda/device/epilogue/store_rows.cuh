@@ -9,13 +9,19 @@
 
 namespace flashtile::device {
 
+/// The first of the two columns that a lane has in tile v of an accumulator. kInFours: products of
+/// values of 8 bits (mma/code_operands.cuh).
+template <bool kInFours>
+FLASHTILE_DEVICE int lane_column(int v) {
+  return kInFours ? v / 2 * 16 + lane_idx() % 4 * 4 + v % 2 * 2 : v * 8 + lane_idx() % 4 * 2;
+}
+
 /// Writes a lane's elements one by one. `address(row)` gives where a row of the tile begins, null
 /// for one that is not there.
-template <Element element, int kTilesM, int kTilesV, class RowAddress>
+template <Element element, bool kInFours, int kTilesM, int kTilesV, class RowAddress>
 FLASHTILE_DEVICE void store_elements(const float (&acc)[kTilesM][kTilesV][4], int warp_row,
                                      int num_cols, int64 element_stride,
                                      const RowAddress& address) {
-  const int lane_col = lane_idx() % 4 * 2;
   FLASHTILE_UNROLL
   for (int m = 0; m < kTilesM; ++m) {
     FLASHTILE_UNROLL
@@ -26,7 +32,7 @@ FLASHTILE_DEVICE void store_elements(const float (&acc)[kTilesM][kTilesV][4], in
       for (int v = 0; v < kTilesV; ++v) {
         FLASHTILE_UNROLL
         for (int e = 0; e < 2; ++e) {
-          const int col = v * 8 + lane_col + e;
+          const int col = lane_column<kInFours>(v) + e;
           if (col < num_cols) {
             store_element<element>(row + col * element_stride, acc[m][v][half * 2 + e]);
           }
@@ -38,10 +44,9 @@ FLASHTILE_DEVICE void store_elements(const float (&acc)[kTilesM][kTilesV][4], in
 
 /// float32 rows of neighbouring elements that are aligned to 8 bytes: the four lanes of a row write
 /// whole sectors as they stand.
-template <int kTilesM, int kTilesV, class RowAddress>
+template <bool kInFours, int kTilesM, int kTilesV, class RowAddress>
 FLASHTILE_DEVICE void store_float_pairs(const float (&acc)[kTilesM][kTilesV][4], int warp_row,
                                         int num_cols, const RowAddress& address) {
-  const int lane_col = lane_idx() % 4 * 2;
   FLASHTILE_UNROLL
   for (int m = 0; m < kTilesM; ++m) {
     FLASHTILE_UNROLL
@@ -50,7 +55,7 @@ FLASHTILE_DEVICE void store_float_pairs(const float (&acc)[kTilesM][kTilesV][4],
       if (row == nullptr) continue;
       FLASHTILE_UNROLL
       for (int v = 0; v < kTilesV; ++v) {
-        const int col = v * 8 + lane_col;
+        const int col = lane_column<kInFours>(v);
         const float x = acc[m][v][half * 2];
         const float y = acc[m][v][half * 2 + 1];
         if (col + 1 < num_cols) {
@@ -86,11 +91,18 @@ FLASHTILE_DEVICE void store_quad(void* row, int col, int num_cols, int64 element
 }
 
 /// Puts 16-bit elements into a warp's own rows of a swizzled tile of kRows rows.
-template <Element element, int kRows, int kTilesM, int kTilesV>
+template <Element element, int kRows, bool kInFours, int kTilesM, int kTilesV>
 FLASHTILE_DEVICE void stage_rows(const float (&acc)[kTilesM][kTilesV][4], uint32 tile,
                                  int warp_row) {
   using Staging = SwizzledTile<kRows, kTilesV * 8>;
   const int lane = lane_idx();
+  const auto place = [&](int row, int v) -> uint32 {
+    if constexpr (kInFours) {
+      return Staging::offset(row, v / 2 * 2 + lane % 4 / 2) +
+             static_cast<uint32>(lane % 2 * 8 + v % 2 * 4);
+    }
+    return Staging::offset(row, v) + static_cast<uint32>(lane % 4 * 4);
+  };
   FLASHTILE_UNROLL
   for (int m = 0; m < kTilesM; ++m) {
     FLASHTILE_UNROLL
@@ -98,7 +110,7 @@ FLASHTILE_DEVICE void stage_rows(const float (&acc)[kTilesM][kTilesV][4], uint32
       const int row = warp_row + m * 16 + half * 8 + lane / 4;
       FLASHTILE_UNROLL
       for (int v = 0; v < kTilesV; ++v) {
-        store_shared(tile + Staging::offset(row, v) + static_cast<uint32>(lane % 4 * 4),
+        store_shared(tile + place(row, v),
                      pack<element>(acc[m][v][half * 2], acc[m][v][half * 2 + 1]));
       }
     }

@@ -37,7 +37,9 @@ struct ForwardBase {
                                           Config::kNumStages,
                                           Config::kChunk,
                                           Config::kSharesWeights,
-                                          Config::kValuesInKeys};
+                                          Config::kValuesInKeys,
+                                          element_bytes(Config::kKeyElement),
+                                          Config::kCopiesKeyScales || Config::kCopiesValueScales};
   static constexpr int kThreads = kShape.num_threads();
   /// Those that copy: all, or the last warpgroup.
   static constexpr int kCopyThreads = Config::kValuesInKeys ? 128 : kThreads;
@@ -51,6 +53,12 @@ struct ForwardBase {
   /// Warps that divide the keys of a block.
   static constexpr int kKeyShares = Config::kValuesInKeys ? 1 : Config::kWarpsN;
   static constexpr int kNumSlices = Config::kBlockN / (kSlice * kKeyShares);
+  /// Keys and values of 8 bits.
+  static constexpr bool kHasCodes = Config::kKeyElement != Config::kElement;
+  static constexpr bool kColumnsInFours = kHasCodes && Config::kElement != Element::kF32;
+  /// float16 weights have no room for any scale: they are multiplied by what it is of another one.
+  static constexpr bool kHasRelativeScales =
+      Config::kCopiesValueScales && Config::kElement == Element::kF16;
   using Kind = LogitKind<Config>;
   static constexpr bool kIsGeneral = Kind::kIsGeneral;
   static constexpr bool kIsCapped = Kind::kIsCapped;
@@ -60,7 +68,9 @@ struct ForwardBase {
   /// Products with the scale may overflow; or float32, where a large logit less itself must be 0.
   static constexpr bool kWideLogits = kIsGeneral || Config::kElement == Element::kF32;
   static_assert(kTilesM * 16 * Config::kWarpsM == Config::kBlockM, "warps share the rows");
-  static_assert(!Config::kSharesWeights || (kOwnCols % 64 == 0 && kShape.element_bytes == 2),
+  /// Of a swizzled tile of values.
+  static constexpr int kGroupCols = 128 / kShape.key_element_bytes;
+  static_assert(!Config::kSharesWeights || (kOwnCols % kGroupCols == 0 && kGroupCols >= 64),
                 "columns of a warp are groups of a swizzled tile");
   static_assert(kNumSlices * kSlice * kKeyShares == Config::kBlockN, "slices fill a block");
 
@@ -101,6 +111,8 @@ struct ForwardBase {
   static constexpr int kSlopeTiles = Config::kPackHeads ? kTilesM : 1;
   float slopes[kSlopeTiles][2];
   float lane_distance;  ///< of the lane's first row behind its first key, within warp and slice
+  float key_scale;      ///< of all keys, or 1
+  float value_scale;    ///< what sums of values have yet to be multiplied by
 
   /// Log2 units of a logit as softmax gets it: of a natural one, of one that is in these units, of
   /// a capped one, or of a bare product.
@@ -124,6 +136,10 @@ struct ForwardBase {
     first_warp_row = warp % Config::kWarpsM * kTilesM * 16;
     warp_n = warp / Config::kWarpsM;
     shared = shared_address(shared_memory());
+    if constexpr (kHasCodes) {
+      key_scale = Config::kCopiesKeyScales ? 1.0f : scale_of_all(params.k_scale);
+      value_scale = Config::kCopiesValueScales ? 1.0f : scale_of_all(params.v_scale);
+    }
     if constexpr (kIsTilted) {
       const int lane = lane_idx();
       lane_distance = static_cast<float>(first_warp_row + lane / 4 - lane % 4 * 2);
@@ -131,6 +147,113 @@ struct ForwardBase {
         slopes[m][half] = -kLog2e * rules.slope(rows.head_of(row));
       });
     }
+  }
+
+  // ---- Scales of keys and values of 8 bits
+
+  /// Of a sequence's keys, where pages have no scales of their own.
+  FLASHTILE_DEVICE float scale_of_all(const HeadScalarsParam& scales) const {
+    if (scales.data == nullptr) return 1.0f;
+    return load_global(scale_of(scales, scale_line(params.lengths, sequence),
+                                State::head_kv_of(params, state().tile)));
+  }
+
+  template <bool kOfValues>
+  FLASHTILE_DEVICE uint32 scale_address(int stage, int key) const {
+    return stage_address(stage) +
+           static_cast<uint32>(kShape.scales_begin() + (kOfValues * Config::kBlockN + key) * 4);
+  }
+
+  /// Copies those of a block's keys or values, together with their rows.
+  template <bool kOfValues>
+  FLASHTILE_DEVICE void load_scales(int n_block, int stage) const {
+    if constexpr (kOfValues ? Config::kCopiesValueScales : Config::kCopiesKeyScales) {
+      const HeadScalarsParam& scales = kOfValues ? params.v_scale : params.k_scale;
+      // As rows are copied: eight threads know the page of a key.
+      if (thread_idx() % 8 != kOfValues) return;
+      FLASHTILE_UNROLL
+      for (int step = 0; step < (Config::kBlockN * 8 + kThreads - 1) / kThreads; ++step) {
+        const int row = thread_idx() / 8 + step * (kThreads / 8);
+        if (row >= Config::kBlockN) break;
+        const int key =
+            clamp(n_block * Config::kBlockN + row, blocks.key_begin, blocks.key_end - 1);
+        const int page = kKeepsPages ? pages[step].page : state().keys.place_of(key).page;
+        const float* source = scale_of(scales, clamp(page, 0, params.lengths.num_lines - 1),
+                                       State::head_kv_of(params, state().tile));
+        copy_async<4>(scale_address<kOfValues>(stage, row), source, 4);
+      }
+    }
+  }
+
+  /// Products with stored keys become products with keys.
+  FLASHTILE_DEVICE void scale_products(Scores& scores, int stage, int column) const {
+    if constexpr (Config::kCopiesKeyScales) {
+      scale_columns(scores, scale_address<false>(stage, column), 1.0f);
+    } else if constexpr (kHasCodes) {
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesM; ++m) {
+        FLASHTILE_UNROLL
+        for (int n = 0; n < kSlice / 8; ++n) {
+          FLASHTILE_UNROLL
+          for (int r = 0; r < 4; ++r) scores[m][n][r] *= key_scale;
+        }
+      }
+    }
+  }
+
+  FLASHTILE_DEVICE static void scale_columns(Scores& scores, uint32 scales, float factor) {
+    FLASHTILE_UNROLL
+    for (int n = 0; n < kSlice / 8; ++n) {
+      const FloatPair pair =
+          load_shared_pair(scales + static_cast<uint32>(n * 32 + lane_idx() % 4 * 8));
+      FLASHTILE_UNROLL
+      for (int m = 0; m < kTilesM; ++m) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) scores[m][n][r] *= (r % 2 == 0 ? pair.x : pair.y) * factor;
+      }
+    }
+  }
+
+  /// Weights, which have been summed, take the scales of their values. The scale that they are
+  /// relative to becomes larger where one of the block is far above it; so it is for all warps.
+  FLASHTILE_DEVICE void scale_weights(Scores& weights, int stage, int column) {
+    if constexpr (kHasRelativeScales) {
+      constexpr float kMostRatio = 16.0f;
+      float largest = 0.0f;
+      for (int key = lane_idx(); key < Config::kBlockN; key += kWarpSize) {
+        largest = larger(largest, absolute(load_shared(scale_address<true>(stage, key))));
+      }
+      FLASHTILE_UNROLL
+      for (int lane_mask = 1; lane_mask < kWarpSize; lane_mask *= 2) {
+        largest = larger(largest, shuffle_xor(largest, lane_mask));
+      }
+      if (largest > value_scale * kMostRatio) {
+        scale_sums(value_scale / largest);
+        value_scale = largest;
+      }
+    }
+    if constexpr (Config::kCopiesValueScales) {
+      const float factor = !kHasRelativeScales  ? 1.0f
+                           : value_scale > 0.0f ? reciprocal_approx(value_scale)
+                                                : 0.0f;
+      scale_columns(weights, scale_address<true>(stage, column), factor);
+    }
+  }
+
+  FLASHTILE_DEVICE void scale_sums(float factor) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int v = 0; v < kTilesV; ++v) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) acc[m][v][r] *= factor;
+      }
+    }
+  }
+
+  /// Behind the last block.
+  FLASHTILE_DEVICE void finish_scales() {
+    if constexpr (kHasCodes) scale_sums(value_scale);
   }
 
   FLASHTILE_DEVICE int first_value_column() const {
@@ -402,7 +525,7 @@ struct ForwardBase {
   /// The weights of one slice, from its logits.
   template <bool kIsPlain>
   FLASHTILE_DEVICE void weigh(SliceWeights& weights, Scores& scores, Treatment treatment,
-                              int n_block, int column) {
+                              int n_block, int stage, int column) {
     const int first_key = n_block * Config::kBlockN + column;
     if constexpr (kIsTilted) {
       // A slice that has been levelled is one without a slope.
@@ -422,6 +545,7 @@ struct ForwardBase {
       softmax.template weigh<kSlice, false>(scores);
     }
     if constexpr (Config::kHasDropout) drop_weights(scores, first_key);
+    scale_weights(scores, stage, column);
     weights.set(scores);
   }
 
@@ -463,7 +587,7 @@ struct ForwardBase {
   /// Values of keys that are not seen become 0; by the same. Ends with a barrier.
   template <class ValueTile, int kCols>
   FLASHTILE_DEVICE static void clear_unseen_values(uint32 value_tile) {
-    constexpr int kChunks = kCols / (16 / kShape.element_bytes);
+    constexpr int kChunks = kCols / (16 / kShape.key_element_bytes);
     const uint32* flags = seen_flags();
     FLASHTILE_NO_UNROLL
     for (int at = thread_idx() - kFirstCopyThread; at < Config::kBlockN * kChunks;
@@ -477,6 +601,7 @@ struct ForwardBase {
 
   FLASHTILE_DEVICE void reset() {
     softmax = Softmax(softmax.scale);
+    if constexpr (kHasRelativeScales) value_scale = 0.0f;
     FLASHTILE_UNROLL
     for (int m = 0; m < kTilesM; ++m) {
       max_logit[m][0] = max_logit[m][1] = -infinity();

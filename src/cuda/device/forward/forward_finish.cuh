@@ -16,6 +16,7 @@ struct ForwardFinish {
   using Config = typename Work::Config;
   static constexpr int kTilesM = Work::kTilesM;
   static constexpr int kTilesV = Work::kTilesV;
+  static constexpr bool kInFours = Work::kColumnsInFours;
 
   /// Natural units of a logit as softmax has it.
   FLASHTILE_DEVICE static float natural(const Work& work) {
@@ -128,17 +129,16 @@ struct ForwardFinish {
 
   /// Leaves what the warp has of its rows for all to see.
   FLASHTILE_DEVICE static void publish(const Work& work) {
-    const int place = lane_idx() % 4 * 2;
     for_each_row<kTilesM>(work.first_warp_row, [&](int m, int half, int row) {
       if (!work.rows.is_there(row)) return;
-      if (place == 0) {
+      if (lane_idx() % 4 == 0) {
         store_shared(number_address(work, work.warp_n, row),
                      FloatPair{work.softmax.reference[m][half], work.softmax.sum[m][half]});
       }
-      const uint32 target = sums_address(work, work.warp_n, row) + static_cast<uint32>(place * 4);
+      const uint32 target = sums_address(work, work.warp_n, row);
       FLASHTILE_UNROLL
       for (int v = 0; v < kTilesV; ++v) {
-        store_shared(target + static_cast<uint32>(v * 32),
+        store_shared(target + static_cast<uint32>(lane_column<kInFours>(v) * 4),
                      FloatPair{work.acc[m][v][half * 2], work.acc[m][v][half * 2 + 1]});
       }
     });
@@ -221,25 +221,27 @@ struct ForwardFinish {
     const AttentionParams& params = work.params;
     const int first_col = work.first_own_column();
     if constexpr (Config::kIsSplit) {
-      store_float_pairs(work.acc, work.first_warp_row, work.num_own_columns(),
-                        [&](int row) -> char* {
-                          if (!work.rows.is_there(row)) return nullptr;
-                          return reinterpret_cast<char*>(partial_row(work, row) + first_col);
-                        });
+      store_float_pairs<kInFours>(
+          work.acc, work.first_warp_row, work.num_own_columns(), [&](int row) -> char* {
+            if (!work.rows.is_there(row)) return nullptr;
+            return reinterpret_cast<char*>(partial_row(work, row) + first_col);
+          });
     } else {
       const auto address = [&](int row) -> char* {
         if (!work.rows.is_there(row)) return nullptr;
         return out_row(work, row) + first_col * params.out.element_stride;
       };
       if constexpr (!Config::kStoreVectors) {
-        store_elements<Config::kOutElement>(work.acc, work.first_warp_row, work.num_own_columns(),
-                                            params.out.element_stride, address);
+        store_elements<Config::kOutElement, kInFours>(work.acc, work.first_warp_row,
+                                                      work.num_own_columns(),
+                                                      params.out.element_stride, address);
       } else if constexpr (Config::kOutElement == Element::kF32) {
-        store_float_pairs(work.acc, work.first_warp_row, work.num_own_columns(), address);
+        store_float_pairs<kInFours>(work.acc, work.first_warp_row, work.num_own_columns(), address);
       } else {
         const uint32 staging =
             work.shared + static_cast<uint32>(work.first_own_column() / 64 * Config::kBlockM * 128);
-        stage_rows<Config::kOutElement, Config::kBlockM>(work.acc, staging, work.first_warp_row);
+        stage_rows<Config::kOutElement, Config::kBlockM, kInFours>(work.acc, staging,
+                                                                   work.first_warp_row);
         if (!Config::kPackHeads && work.num_own_columns() == Work::kOwnCols) {
           store_staged_whole<Config::kBlockM, kTilesM, kTilesV>(
               staging, work.first_warp_row, address(0), params.out.row_stride,

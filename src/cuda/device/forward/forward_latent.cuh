@@ -283,11 +283,11 @@ struct ForwardLatent : ForwardBase<Config> {
     constexpr bool kMayBePlain = Base::kFixedReference && !Base::kIsGeneral && !Base::kIsTilted;
     if (kMayBePlain && is_settled && blocks.cover(n_block) == Cover::kFull) {
       this->template prepare<true>(scores, {}, n_block, 0);
-      this->template weigh<true>(weights, scores, {}, n_block, 0);
+      this->template weigh<true>(weights, scores, {}, n_block, 0, 0);
     } else {
       const typename Base::Treatment treatment = this->treatment_of(n_block, attempt == 1);
       this->template prepare<false>(scores, treatment, n_block, 0);
-      this->template weigh<false>(weights, scores, treatment, n_block, 0);
+      this->template weigh<false>(weights, scores, treatment, n_block, 0, 0);
       is_settled = attempt == 0 && softmax.is_settled();
     }
   }

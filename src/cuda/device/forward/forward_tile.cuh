@@ -36,14 +36,15 @@ struct ForwardTile : ForwardBase<Config> {
   static_assert(!Config::kRunsAhead || (kNumSlices == 1 && Config::kNumStages == 2),
                 "what runs ahead is a block");
 
-  using QueryTile = RowTile<Config::kElement, Config::kBlockM, Config::kHeadDim>;
-  using KeyTile = RowTile<Config::kElement, Config::kBlockN, Config::kHeadDim>;
-  using ValueTile = ColumnTile<Config::kElement, Config::kBlockN, Config::kHeadDimV>;
+  using QueryTile =
+      TileOfQueries<Config::kElement, Base::kHasCodes, Config::kBlockM, Config::kHeadDim>;
+  using KeyTile = RowTile<Config::kKeyElement, Config::kBlockN, Config::kHeadDim>;
+  using ValueTile = ColumnTile<Config::kKeyElement, Config::kBlockN, Config::kHeadDimV>;
   using QueryCopy = TileCopy<Config::kElement, QueryTile, Config::kBlockM, Config::kHeadDim,
                              kThreads, Config::kQueryCopyBytes>;
-  using KeyCopy = TileCopy<Config::kElement, KeyTile, Config::kBlockN, Config::kHeadDim, kThreads,
-                           Config::kCopyBytes>;
-  using ValueCopy = TileCopy<Config::kElement, ValueTile, Config::kBlockN, Config::kHeadDimV,
+  using KeyCopy = TileCopy<Config::kKeyElement, KeyTile, Config::kBlockN, Config::kHeadDim,
+                           kThreads, Config::kCopyBytes>;
+  using ValueCopy = TileCopy<Config::kKeyElement, ValueTile, Config::kBlockN, Config::kHeadDimV,
                              kThreads, Config::kCopyBytes>;
 
   HeldRows<Config::kElement, kTilesM, Config::kHeadDim> held;
@@ -62,10 +63,12 @@ struct ForwardTile : ForwardBase<Config> {
   FLASHTILE_DEVICE void load_keys(int n_block, int stage) {
     this->template load_rows<KeyCopy>(state().keys, n_block, key_tile(stage), 0, params.head_dim,
                                       params.k.element_stride);
+    this->template load_scales<false>(n_block, stage);
   }
   FLASHTILE_DEVICE void load_values(int n_block, int stage) {
     this->template load_rows<ValueCopy>(state().values, n_block, value_tile(stage), 0,
                                         this->num_value_columns(), params.v.element_stride);
+    this->template load_scales<true>(n_block, stage);
   }
 
   /// Negates the queries, which is exact, so that the scale of products is positive.
@@ -80,7 +83,7 @@ struct ForwardTile : ForwardBase<Config> {
     sync_cta();
   }
 
-  FLASHTILE_DEVICE void compute_scores(Scores& scores, uint32 tile, int first_column) {
+  FLASHTILE_DEVICE void compute_scores(Scores& scores, int stage, int first_column) {
     FLASHTILE_UNROLL
     for (int m = 0; m < kTilesM; ++m) {
       FLASHTILE_UNROLL
@@ -91,7 +94,8 @@ struct ForwardTile : ForwardBase<Config> {
     }
     accumulate_scores<Config::kElement, kTilesM, kSlice, Config::kHeadDim,
                       Config::kQueryInRegisters, QueryTile, KeyTile>(
-        scores, held, shared, first_warp_row, tile, first_column);
+        scores, held, shared, first_warp_row, key_tile(stage), first_column);
+    this->scale_products(scores, stage, first_column);
   }
 
   /// Gives the warp's weights to the warps of its rows, and adds the values of all in the warp's
@@ -116,8 +120,9 @@ struct ForwardTile : ForwardBase<Config> {
           }
         }
       }
-      const uint32 values = value_tile(stage) + static_cast<uint32>(warp_n * (Base::kOwnCols / 64) *
-                                                                    ValueTile::kGroupBytes);
+      const uint32 values =
+          value_tile(stage) + static_cast<uint32>(warp_n * (Base::kOwnCols / Base::kGroupCols) *
+                                                  ValueTile::kGroupBytes);
       accumulate_values<Config::kElement, kTilesM, Base::kTilesV, Config::kBlockN, Base::kOwnCols,
                         ValueTile>(acc, all, values, 0, 0);
     }
@@ -128,7 +133,7 @@ struct ForwardTile : ForwardBase<Config> {
   FLASHTILE_DEVICE void finish_slice(Scores& scores, typename Base::Treatment treatment,
                                      int n_block, int stage, int column) {
     typename Base::SliceWeights weights;
-    this->template weigh<kIsPlain>(weights, scores, treatment, n_block, column);
+    this->template weigh<kIsPlain>(weights, scores, treatment, n_block, stage, column);
     if constexpr (Config::kSharesWeights) {
       finish_shared(weights, stage, column);
       return;
@@ -146,13 +151,13 @@ struct ForwardTile : ForwardBase<Config> {
                                    const ValuesReady& values_ready) {
     const auto column_of = [&](int slice) { return (slice * Config::kWarpsN + warp_n) * kSlice; };
     Scores scores[2];
-    compute_scores(scores[0], key_tile(stage), column_of(0));
+    compute_scores(scores[0], stage, column_of(0));
     if constexpr (kNumSlices == 1) values_ready();
     FLASHTILE_UNROLL
     for (int slice = 0; slice < kNumSlices; ++slice) {
       this->template prepare<kIsPlain>(scores[slice % 2], treatment, n_block, column_of(slice));
       if (slice + 1 < kNumSlices) {
-        compute_scores(scores[(slice + 1) % 2], key_tile(stage), column_of(slice + 1));
+        compute_scores(scores[(slice + 1) % 2], stage, column_of(slice + 1));
       }
       if (kNumSlices > 1 && slice == 0) values_ready();
       finish_slice<kIsPlain>(scores[slice % 2], treatment, n_block, stage, column_of(slice));
@@ -270,7 +275,7 @@ struct ForwardTile : ForwardBase<Config> {
     copy_async_wait<1>();
     sync_cta();
     Scores scores[2];
-    if (blocks.holds(n_block)) compute_scores(scores[0], key_tile(0), warp_n * kSlice);
+    if (blocks.holds(n_block)) compute_scores(scores[0], 0, warp_n * kSlice);
     int stage = 0;
     FLASHTILE_NO_UNROLL
     while (blocks.holds(n_block)) {
@@ -291,7 +296,7 @@ struct ForwardTile : ForwardBase<Config> {
         finish_slice<false>(scores[0], treatment, n_block, stage, warp_n * kSlice);
         break;
       }
-      compute_scores(scores[1], key_tile(1 - stage), warp_n * kSlice);
+      compute_scores(scores[1], 1 - stage, warp_n * kSlice);
       finish_slice<false>(scores[0], treatment, n_block, stage, warp_n * kSlice);
       FLASHTILE_UNROLL
       for (int m = 0; m < kTilesM; ++m) {
@@ -329,6 +334,7 @@ struct ForwardTile : ForwardBase<Config> {
       // A barrier too: the ring is free for what comes next.
       if (!sync_cta_any(!softmax.is_in_range(acc))) break;
     }
+    this->finish_scales();
   }
 };
 

@@ -38,14 +38,14 @@ struct ForwardWide : ForwardBase<Config> {
   static_assert(kNumPieces * kValueCols == Config::kHeadDimV, "pieces fill the values");
   static_assert(Config::kWarpsN == 1 && Config::kHasScoreOptions, "what the plan gives");
 
-  using QueryTile = RowTile<Config::kElement, Config::kBlockM, kChunk>;
-  using KeyTile = RowTile<Config::kElement, Config::kBlockN, kChunk>;
-  using ValueTile = ColumnTile<Config::kElement, Config::kBlockN, kValueCols>;
+  using QueryTile = TileOfQueries<Config::kElement, Base::kHasCodes, Config::kBlockM, kChunk>;
+  using KeyTile = RowTile<Config::kKeyElement, Config::kBlockN, kChunk>;
+  using ValueTile = ColumnTile<Config::kKeyElement, Config::kBlockN, kValueCols>;
   using QueryCopy = TileCopy<Config::kElement, QueryTile, Config::kBlockM, kChunk, kThreads,
                              Config::kQueryCopyBytes>;
   using KeyCopy =
-      TileCopy<Config::kElement, KeyTile, Config::kBlockN, kChunk, kThreads, Config::kCopyBytes>;
-  using ValueCopy = TileCopy<Config::kElement, ValueTile, Config::kBlockN, kValueCols, kThreads,
+      TileCopy<Config::kKeyElement, KeyTile, Config::kBlockN, kChunk, kThreads, Config::kCopyBytes>;
+  using ValueCopy = TileCopy<Config::kKeyElement, ValueTile, Config::kBlockN, kValueCols, kThreads,
                              Config::kCopyBytes>;
 
   using Base::Base;
@@ -58,7 +58,8 @@ struct ForwardWide : ForwardBase<Config> {
   Cursor loading;
   int load_stage;
 
-  FLASHTILE_DEVICE void load_chunk(int n_block, int chunk, uint32 tile) {
+  FLASHTILE_DEVICE void load_chunk(int n_block, int chunk, int stage) {
+    const uint32 tile = stage_address(stage);
     const int first_col = chunk * kChunk;
     const int64 skipped = first_col * params.q.element_stride;
     QueryCopy::copy(tile, params.head_dim - first_col, params.q.element_stride, [&](int row, int) {
@@ -66,6 +67,9 @@ struct ForwardWide : ForwardBase<Config> {
     });
     this->template load_rows<KeyCopy>(state().keys, n_block, tile + QueryTile::kBytes, first_col,
                                       params.head_dim - first_col, params.k.element_stride);
+    if (chunk + 1 < kNumChunks) return;
+    this->template load_scales<false>(n_block, stage);
+    this->template load_scales<true>(n_block, stage);
   }
 
   FLASHTILE_DEVICE void load_piece(int n_block, int piece, uint32 tile) {
@@ -78,11 +82,10 @@ struct ForwardWide : ForwardBase<Config> {
   /// Starts copying the next item, if there is one; a group in any case.
   FLASHTILE_DEVICE void load_next() {
     if (blocks.holds(loading.n_block)) {
-      const uint32 tile = stage_address(load_stage);
       if (loading.item < kNumChunks) {
-        load_chunk(loading.n_block, loading.item, tile);
+        load_chunk(loading.n_block, loading.item, load_stage);
       } else {
-        load_piece(loading.n_block, loading.item - kNumChunks, tile);
+        load_piece(loading.n_block, loading.item - kNumChunks, stage_address(load_stage));
       }
       if (++loading.item == kNumItems) {
         loading.item = 0;
@@ -116,6 +119,7 @@ struct ForwardWide : ForwardBase<Config> {
     for (; blocks.holds(n_block); n_block = blocks.before(n_block)) {
       Scores scores = {};
       HeldRows<Config::kElement, kTilesM, kChunk> held;
+      int last_stage = 0;  // holds the scales
       FLASHTILE_NO_UNROLL
       for (int chunk = 0; chunk < kNumChunks; ++chunk) {
         take_item();
@@ -123,12 +127,14 @@ struct ForwardWide : ForwardBase<Config> {
         accumulate_scores<Config::kElement, kTilesM, kSlice, kChunk, /*kInRegisters=*/false,
                           QueryTile, KeyTile>(scores, held, tile, first_warp_row,
                                               tile + QueryTile::kBytes, 0);
+        last_stage = stage;
         stage = next_stage(stage);
       }
+      this->scale_products(scores, last_stage, 0);
       typename Base::SliceWeights weights;
       const typename Base::Treatment treatment = this->treatment_of(n_block, is_careful);
       this->template prepare<false>(scores, treatment, n_block, 0);
-      this->template weigh<false>(weights, scores, treatment, n_block, 0);
+      this->template weigh<false>(weights, scores, treatment, n_block, last_stage, 0);
       if (is_careful) this->find_seen_keys(n_block);
       FLASHTILE_UNROLL
       for (int piece = 0; piece < kNumPieces; ++piece) {
@@ -150,6 +156,7 @@ struct ForwardWide : ForwardBase<Config> {
       visit_blocks(/*is_careful=*/attempt == 1);
       if (!sync_cta_any(!softmax.is_in_range(acc))) break;
     }
+    this->finish_scales();
   }
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // attention_append: stores new keys and values behind those in use, and turns new keys and queries
-// by the rotary tables: (a, b) -> (a cos - b sin, b cos + a sin), rounded to the dtype.
+// by the rotary tables: (a, b) -> (a cos - b sin, b cos + a sin), rounded to the dtype. In a cache
+// of 8 bits that is then divided by the scale and rounded again.
 //
 // k_new (batch, seqlen_new, heads_kv, head_dim) or packed; k, v dense, indirect or paged; queries
 // go to a contiguous copy. A warp takes one row after the other, its lanes the elements: each
@@ -10,6 +11,7 @@
 #pragma once
 
 #include "cuda/device/copy/rows.cuh"
+#include "cuda/device/mma/codes.cuh"
 #include "cuda/device/ptx/thread.cuh"
 
 namespace flashtile::device {
@@ -18,6 +20,7 @@ template <class Config>
 struct Append {
   static constexpr int kThreads = 128;
   static constexpr int kBytes = element_bytes(Config::kElement);
+  static constexpr bool kHasCodes = Config::kKeyElement != Config::kElement;
 
   const AttentionParams& params;
   const AppendParams& append;
@@ -26,11 +29,24 @@ struct Append {
     return load_element<Config::kElement>(row + index * stride);
   }
 
-  /// The elements from `first` on, bit by bit.
+  /// Writes a number as an element of the queries, or with kInCache of the cache.
+  template <bool kInCache>
+  FLASHTILE_DEVICE static void store(char* address, float value, float scale) {
+    if constexpr (kInCache && kHasCodes) {
+      store_code<Config::kKeyElement>(address, rounded<Config::kElement>(value), scale);
+    } else {
+      store_element<Config::kElement>(address, value);
+    }
+  }
+
+  /// The elements from `first` on, bit by bit, or as store() does it.
+  template <bool kInCache>
   FLASHTILE_DEVICE static void copy(const char* from, int64 from_stride, char* to, int64 to_stride,
-                                    int first, int dim) {
+                                    int first, int dim, float scale) {
     for (int d = first + lane_idx(); d < dim; d += kWarpSize) {
-      if constexpr (kBytes == 4) {
+      if constexpr (kInCache && kHasCodes) {
+        store<true>(to + d * to_stride, load(from, from_stride, d), scale);
+      } else if constexpr (kBytes == 4) {
         *reinterpret_cast<uint32*>(to + d * to_stride) =
             load_global(reinterpret_cast<const uint32*>(from + d * from_stride));
       } else {
@@ -40,8 +56,9 @@ struct Append {
     }
   }
 
+  template <bool kInCache>
   FLASHTILE_DEVICE void turn(const char* from, int64 from_stride, char* to, int64 to_stride,
-                             int64 position) const {
+                             int64 position, float scale) const {
     const int64 row = clamp<int64>(position, 0, append.num_positions - 1);
     for (int n = lane_idx(); n < append.num_pairs; n += kWarpSize) {
       const int first = append.is_interleaved ? 2 * n : n;
@@ -52,10 +69,10 @@ struct Append {
           append.sin + row * append.sin_row_stride + n * append.sin_stride);
       const float a = load(from, from_stride, first);
       const float b = load(from, from_stride, second);
-      store_element<Config::kElement>(to + first * to_stride, a * cos - b * sin);
-      store_element<Config::kElement>(to + second * to_stride, b * cos + a * sin);
+      store<kInCache>(to + first * to_stride, a * cos - b * sin, scale);
+      store<kInCache>(to + second * to_stride, b * cos + a * sin, scale);
     }
-    copy(from, from_stride, to, to_stride, 2 * append.num_pairs, params.head_dim);
+    copy<kInCache>(from, from_stride, to, to_stride, 2 * append.num_pairs, params.head_dim, scale);
   }
 
   /// The row of the tables by which position 0 of the call turns.
@@ -77,24 +94,30 @@ struct Append {
     const KeyRows<Config::kPaged> values(params.v, params.lengths, to, head_kv, 0);
     char* key = const_cast<char*>(keys.row(static_cast<int>(slot)));
     char* value = const_cast<char*>(values.row(static_cast<int>(slot)));
+    const auto scale = [&](const HeadScalarsParam& scales) {
+      return kHasCodes
+                 ? scale_of_key(scales, params.lengths, to, keys, head_kv, static_cast<int>(slot))
+                 : 1.0f;
+    };
     const char* new_key = query_row(append.k_new, from, index, head_kv);
     if (append.num_pairs > 0) {
-      turn(new_key, append.k_new.element_stride, key, params.k.element_stride,
-           first_position(batch_idx) + index);
+      turn<true>(new_key, append.k_new.element_stride, key, params.k.element_stride,
+                 first_position(batch_idx) + index, scale(params.k_scale));
     } else {
-      copy(new_key, append.k_new.element_stride, key, params.k.element_stride, 0, params.head_dim);
+      copy<true>(new_key, append.k_new.element_stride, key, params.k.element_stride, 0,
+                 params.head_dim, scale(params.k_scale));
     }
-    copy(query_row(append.v_new, from, index, head_kv), append.v_new.element_stride, value,
-         params.v.element_stride, 0, params.head_dim_v);
+    copy<true>(query_row(append.v_new, from, index, head_kv), append.v_new.element_stride, value,
+               params.v.element_stride, 0, params.head_dim_v, scale(params.v_scale));
   }
 
   FLASHTILE_DEVICE void turn_query(int batch_idx, int q_idx, int head) const {
     const Sequence sequence = load_sequence(params, batch_idx);
     if (q_idx >= sequence.seqlen_q) return;
     const int64 position = first_position(batch_idx) + (append.is_local ? q_idx : 0);
-    turn(query_row(params.q, sequence, q_idx, head), params.q.element_stride,
-         query_row(append.turned_q, sequence, q_idx, head), append.turned_q.element_stride,
-         position);
+    turn<false>(query_row(params.q, sequence, q_idx, head), params.q.element_stride,
+                query_row(append.turned_q, sequence, q_idx, head), append.turned_q.element_stride,
+                position, 1.0f);
   }
 
   FLASHTILE_DEVICE void run() const {

@@ -5,6 +5,7 @@
 // out the products of its keys one after the other.
 #pragma once
 
+#include "cuda/device/mma/codes.cuh"
 #include "cuda/device/ptx/thread.cuh"
 #include "cuda/device/score/dropout.cuh"
 #include "cuda/device/score/score.cuh"
@@ -18,12 +19,20 @@ struct WeightsWriter {
   const AttentionParams& params;
   const typename Config::Expressions::Params& user;
 
+  FLASHTILE_DEVICE static float load_key(const char* address) {
+    if constexpr (Config::kKeyElement == Config::kElement) {
+      return load_element<Config::kElement>(address);
+    } else {
+      return float_of_code<Config::kKeyElement>(
+          load_global(reinterpret_cast<const unsigned char*>(address)));
+    }
+  }
+
   FLASHTILE_DEVICE float product(const char* query, const char* key) const {
     float sum = 0.0f;
     for (int d = 0; d < params.head_dim; ++d) {
       sum = fused_multiply_add(load_element<Config::kElement>(query + d * params.q.element_stride),
-                               load_element<Config::kElement>(key + d * params.k.element_stride),
-                               sum);
+                               load_key(key + d * params.k.element_stride), sum);
     }
     return sum;
   }
@@ -66,7 +75,12 @@ struct WeightsWriter {
       }
       float weight = 0.0f;
       if (is_kept && rules.is_seen(head, row, k_idx)) {
-        const float logit = rules.logit(product(query, keys.row(k_idx)), head, row, k_idx);
+        float x = product(query, keys.row(k_idx));
+        if constexpr (Config::kKeyElement != Config::kElement) {
+          x *= scale_of_key(params.k_scale, params.lengths, sequence, keys,
+                            head / params.group_size, k_idx);
+        }
+        const float logit = rules.logit(x, head, row, k_idx);
         weight = exp_precise(logit - lse) * (Config::kHasDropout ? params.dropout.gain : 1.0f);
       }
       *reinterpret_cast<float*>(element(debug.weights, sequence.batch_idx, head, row, col)) =

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/device/copy/shared_tile.cuh"
+#include "cuda/device/mma/codes.cuh"
 #include "cuda/device/ptx/mma.cuh"
 #include "cuda/device/ptx/thread.cuh"
 
@@ -64,6 +65,29 @@ struct FloatRows {
   FLASHTILE_DEVICE void load(uint32, int) {}
 };
 
+/// Columns 16 step + 4 place to + 3 of a row, which may be codes.
+template <class Tile>
+FLASHTILE_DEVICE void load_four(float (&values)[4], uint32 tile, int row, int step, int place) {
+  if constexpr (kCodeOf<Tile> != Element::kNone) {
+    const uint32 address = tile + Tile::offset(row, step) + static_cast<uint32>(place * 4);
+    widen<kCodeOf<Tile>>(bits_of_float(load_shared(address)), values);
+  } else {
+    load_shared(values, tile + Tile::offset(row, step * 4 + place));
+  }
+}
+
+/// One element of values, which may be codes.
+template <class Tile>
+FLASHTILE_DEVICE float load_one(uint32 tile, int row, int col) {
+  if constexpr (kCodeOf<Tile> != Element::kNone) {
+    const uint32 address =
+        tile + Tile::offset(row, col / 16) + static_cast<uint32>(col % 16 / 4 * 4);
+    return float_of_code<kCodeOf<Tile>>(bits_of_float(load_shared(address)) >> (col % 4 * 8));
+  } else {
+    return load_shared(tile + Tile::offset(row, 0) + static_cast<uint32>(col * 4));
+  }
+}
+
 /// acc += rows . columns', as multiply_rows of 16-bit elements.
 template <int kTilesM, int kN, int kCols, class RowsTile, class ColumnsTile, bool kSwapped = false>
 FLASHTILE_DEVICE void multiply_float_rows(float (&acc)[kTilesM][kN / 8][4], uint32 rows_tile,
@@ -90,8 +114,7 @@ FLASHTILE_DEVICE void multiply_float_rows(float (&acc)[kTilesM][kN / 8][4], uint
       FLASHTILE_UNROLL
       for (int n = 0; n < kN / 8; ++n) {
         float b[4];
-        load_shared(
-            b, columns_tile + ColumnsTile::offset(first_column + n * 8 + group, step * 4 + place));
+        load_four<ColumnsTile>(b, columns_tile, first_column + n * 8 + group, step, place);
         FLASHTILE_UNROLL
         for (int pair = 0; pair < 2; ++pair) {
           const SplitFloat b0(b[2 * pair]);
@@ -142,18 +165,14 @@ FLASHTILE_DEVICE void multiply_float_values(float (&acc)[kTilesM][kTilesV][4],
   static_assert(kN <= kFlushColumns, "sums of tensor cores are short");
   const int group = lane / 4;
   const int place = lane % 4;
-  const uint32 base =
-      values_tile + ValuesTile::offset(first_key + 2 * place, 0) + static_cast<uint32>(group * 4);
-  const uint32 pitch = ValuesTile::offset(1, 0);
   FLASHTILE_UNROLL
   for (int n = 0; n < kCols / 8; ++n) {
     float part[kTilesM][4] = {};
     FLASHTILE_UNROLL
     for (int step = 0; step < kN / 8; ++step) {
-      const uint32 address =
-          base + static_cast<uint32>(step * 8) * pitch + static_cast<uint32>(n * 32);
-      const SplitFloat b0(load_shared(address));
-      const SplitFloat b1(load_shared(address + pitch));
+      const int key = first_key + 2 * place + step * 8;
+      const SplitFloat b0(load_one<ValuesTile>(values_tile, key, n * 8 + group));
+      const SplitFloat b1(load_one<ValuesTile>(values_tile, key + 1, n * 8 + group));
       FLASHTILE_UNROLL
       for (int m = 0; m < kTilesM; ++m) {
         const float(&p)[4] = weights.values[m][step];

@@ -3,6 +3,7 @@
 // The same names for products on 16-bit elements and on float32.
 #pragma once
 
+#include "cuda/device/mma/code_operands.cuh"
 #include "cuda/device/mma/float_operands.cuh"
 #include "cuda/device/mma/half_operands.cuh"
 
@@ -43,6 +44,9 @@ FLASHTILE_DEVICE void accumulate_scores(float (&acc)[kTilesM][kN / 8][4],
   if constexpr (element == Element::kF32) {
     multiply_float_rows<kTilesM, kN, kCols, RowsTile, ColumnsTile, kRowsAreKeys>(
         acc, rows_tile, first_row, columns_tile, first_column);
+  } else if constexpr (kCodeOf<ColumnsTile> != Element::kNone) {
+    multiply_code_rows<element, kTilesM, kN, kCols, kInRegisters, RowsTile, ColumnsTile>(
+        acc, held, rows_tile, first_row, columns_tile, first_column);
   } else {
     multiply_rows<element, kTilesM, kN, kCols, kInRegisters, RowsTile, ColumnsTile>(
         acc, held, rows_tile, first_row, columns_tile, first_column);
@@ -73,6 +77,9 @@ FLASHTILE_DEVICE void accumulate_values(float (&acc)[kTilesM][kTilesV][4],
   if constexpr (element == Element::kF32) {
     multiply_float_values<kTilesM, kTilesV, kN, kCols, ValuesTile>(acc, weights, values_tile,
                                                                    first_key, first_tile);
+  } else if constexpr (kCodeOf<ValuesTile> != Element::kNone) {
+    multiply_code_values<element, kTilesM, kTilesV, kN, kCols, ValuesTile>(
+        acc, weights, values_tile, first_key, first_tile);
   } else {
     multiply_values<element, kTilesM, kTilesV, kN, kCols, ValuesTile>(acc, weights, values_tile,
                                                                       first_key, first_tile);

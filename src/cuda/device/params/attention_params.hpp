@@ -33,7 +33,7 @@ struct ScoresParam {
   long long key_stride = 0;
 };
 
-/// One number for each head, or each (batch, head).
+/// One number for each head, or each (batch, head); of scales of keys the batch may be a page.
 struct HeadScalarsParam {
   float* data = nullptr;
   long long batch_stride = 0;
@@ -147,6 +147,7 @@ struct AttentionParams {
   RowScalarsParam lse;
   ScoresParam bias;
   HeadScalarsParam alibi_slopes, sink, max_logit;
+  HeadScalarsParam k_scale, v_scale;  ///< of each key head; no data: 1
   LengthsParam lengths;
   PositionParam position;
   BlocksParam blocks;

@@ -17,16 +17,17 @@ constexpr int vector_pitch(int cols) { return cols * 4 + (cols * 4 % 128 == 64 ?
 /// columns of four rows at once.
 constexpr int column_pitch(int cols) { return cols * 4 + 16; }
 
-/// A tile of queries or keys.
+/// A tile of queries or keys. Two codes of 8 bits lie like one element of 16.
 constexpr int row_tile_bytes(int element_bytes, int rows, int cols) {
-  return element_bytes == 4 ? pitched_tile_bytes(rows, vector_pitch(cols))
-                            : swizzled_tile_bytes(rows, cols);
+  return element_bytes == 4   ? pitched_tile_bytes(rows, vector_pitch(cols))
+         : element_bytes == 2 ? swizzled_tile_bytes(rows, cols)
+                              : swizzled_tile_bytes(rows, cols / 2);
 }
 
 /// A tile of values.
 constexpr int column_tile_bytes(int element_bytes, int rows, int cols) {
   return element_bytes == 4 ? pitched_tile_bytes(rows, column_pitch(cols))
-                            : swizzled_tile_bytes(rows, cols);
+                            : row_tile_bytes(element_bytes, rows, cols);
 }
 
 /// The shape of a forward kernel's CTA, as both sides need it.
@@ -45,24 +46,29 @@ struct ForwardShape {
   /// Values are the first columns of keys, in the same tile. Those warps are two warpgroups that
   /// only sum values; one more makes weights, and one copies.
   bool values_in_keys = false;
+  int key_element_bytes = 2;   ///< of keys and values
+  bool copies_scales = false;  ///< of each key of a block, one for keys and one for values
 
   constexpr int num_threads() const { return 32 * warps_m * warps_n + (values_in_keys ? 256 : 0); }
-  constexpr int key_bytes() const { return row_tile_bytes(element_bytes, block_n, head_dim); }
+  constexpr int key_bytes() const { return row_tile_bytes(key_element_bytes, block_n, head_dim); }
   constexpr int value_bytes() const {
-    return column_tile_bytes(element_bytes, block_n, head_dim_v);
+    return column_tile_bytes(key_element_bytes, block_n, head_dim_v);
   }
+  constexpr int scale_bytes() const { return copies_scales ? 2 * block_n * 4 : 0; }
 
   /// Columns of values that pass through at a time, where queries and keys do so in chunks: about
   /// as many bytes.
   constexpr int value_chunk() const { return head_dim_v < 2 * chunk ? head_dim_v : 2 * chunk; }
   constexpr int stage_bytes() const {
     if (values_in_keys) return key_bytes();
-    if (chunk == 0) return key_bytes() + value_bytes();
+    if (chunk == 0) return key_bytes() + value_bytes() + scale_bytes();
     const int rows = row_tile_bytes(element_bytes, block_m, chunk) +
-                     row_tile_bytes(element_bytes, block_n, chunk);
-    const int values = column_tile_bytes(element_bytes, block_n, value_chunk());
-    return rows > values ? rows : values;
+                     row_tile_bytes(key_element_bytes, block_n, chunk);
+    const int values = column_tile_bytes(key_element_bytes, block_n, value_chunk());
+    return (rows > values ? rows : values) + scale_bytes();
   }
+  /// In a stage, those of keys; those of values follow.
+  constexpr int scales_begin() const { return stage_bytes() - scale_bytes(); }
   /// Results on their way out: in the place of queries, or of the ring.
   constexpr int result_bytes() const {
     return element_bytes == 4 ? 0 : swizzled_tile_bytes(block_m, head_dim_v);

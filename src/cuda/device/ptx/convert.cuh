@@ -9,7 +9,7 @@
 
 namespace flashtile::device {
 
-enum class Element { kNone, kF32, kF16, kBF16, kI32, kI64, kU8 };
+enum class Element { kNone, kF32, kF16, kBF16, kI32, kI64, kU8, kI8, kE4M3 };
 
 constexpr int element_bytes(Element element) {
   switch (element) {
@@ -22,6 +22,8 @@ constexpr int element_bytes(Element element) {
     case Element::kI64:
       return 8;
     case Element::kU8:
+    case Element::kI8:
+    case Element::kE4M3:
       return 1;
     default:
       return 0;
@@ -60,6 +62,34 @@ FLASHTILE_DEVICE void unpack(uint32 pair, float& low, float& high) {
     low = float_from_bits(pair << 16);
     high = float_from_bits(pair & 0xffff0000u);
   }
+}
+
+/// a b + c of two pairs of 16-bit elements, each rounded once.
+template <Element element>
+FLASHTILE_DEVICE uint32 fused_multiply_add_pair(uint32 a, uint32 b, uint32 c) {
+  uint32 d;
+  if constexpr (element == Element::kF16) {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  }
+  return d;
+}
+
+/// True where one instruction makes f16 of e4m3; the compiler of CUDA 12.0 knows it on Hopper.
+#if __CUDA_ARCH__ >= 900 || \
+    (__CUDA_ARCH__ == 890 && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1201)
+constexpr bool kHasE4m3 = true;
+#else
+constexpr bool kHasE4m3 = false;
+#endif
+/// Two codes as f16. Where kHasE4m3.
+FLASHTILE_DEVICE uint32 f16_pair_of_e4m3(uint16 codes) {
+  uint32 pair = 0;
+#if __CUDA_ARCH__ >= 890
+  if constexpr (kHasE4m3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(codes));
+#endif
+  return pair;
 }
 
 /// A floating element of global memory.

@@ -105,6 +105,11 @@ FLASHTILE_DEVICE void multiply_wide(uint32 a, uint32 b, uint32& high, uint32& lo
       : "r"(a), "r"(b));
 }
 
+/// Byte i is that of a (0 to 3) or b (4 to 7) which digit i of the selector names.
+FLASHTILE_DEVICE uint32 permute_bytes(uint32 a, uint32 b, uint32 selector) {
+  return __byte_perm(a, b, selector);
+}
+
 /// All bits of each half as its highest one.
 FLASHTILE_DEVICE uint32 spread_signs(uint32 halves) {
   uint32 y;

@@ -4,12 +4,13 @@
 #pragma once
 
 #include "core/float16.hpp"
+#include "core/float8.hpp"
 #include "cuda/device/ptx/math.cuh"
 #include "cuda/device/ptx/memory.cuh"
 
 namespace flashtile::device {
 
-enum class Element { kNone, kF32, kF16, kBF16, kI32, kI64, kU8 };
+enum class Element { kNone, kF32, kF16, kBF16, kI32, kI64, kU8, kI8, kE4M3 };
 
 constexpr int element_bytes(Element element) {
   switch (element) {
@@ -22,6 +23,8 @@ constexpr int element_bytes(Element element) {
     case Element::kI64:
       return 8;
     case Element::kU8:
+    case Element::kI8:
+    case Element::kE4M3:
       return 1;
     default:
       return 0;
@@ -49,6 +52,22 @@ template <Element element>
 void unpack(uint32 pair, float& low, float& high) {
   low = from_bits<element>(static_cast<uint16>(pair));
   high = from_bits<element>(static_cast<uint16>(pair >> 16));
+}
+
+template <Element element>
+uint32 fused_multiply_add_pair(uint32 a, uint32 b, uint32 c) {
+  float x[2], y[2], z[2];
+  unpack<element>(a, x[0], x[1]);
+  unpack<element>(b, y[0], y[1]);
+  unpack<element>(c, z[0], z[1]);
+  return pack<element>(std::fma(x[0], y[0], z[0]), std::fma(x[1], y[1], z[1]));
+}
+
+/// As on GPUs without the instruction, whose way is the longer one.
+constexpr bool kHasE4m3 = false;
+inline uint32 f16_pair_of_e4m3(uint16 codes) {
+  return pack<Element::kF16>(flashtile::e4m3_to_float(static_cast<uint8_t>(codes)),
+                             flashtile::e4m3_to_float(static_cast<uint8_t>(codes >> 8)));
 }
 
 template <Element element>

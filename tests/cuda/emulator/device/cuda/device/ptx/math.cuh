@@ -82,6 +82,15 @@ inline void multiply_wide(uint32 a, uint32 b, uint32& high, uint32& low) {
   low = a * b;
 }
 
+inline uint32 permute_bytes(uint32 a, uint32 b, uint32 selector) {
+  const uint64 bytes = a | static_cast<uint64>(b) << 32;
+  uint32 y = 0;
+  for (int i = 0; i < 4; ++i) {
+    y |= static_cast<uint32>(bytes >> (selector >> (4 * i) & 7) * 8 & 0xff) << (8 * i);
+  }
+  return y;
+}
+
 inline uint32 spread_signs(uint32 halves) {
   return ((halves & 0x8000u) != 0 ? 0xffffu : 0u) | ((halves >> 31) != 0 ? 0xffff0000u : 0u);
 }
