@@ -18,11 +18,11 @@ struct PartBlocks {
   float* take() { return scratch.take<float>(floats); }
 };
 
-/// Of the four blocks and the row of sums that a backward of gated_norm takes.
+/// Of the five blocks and two rows that a backward of gated_norm takes.
 inline int64_t row_part_scratch_bytes(int64_t max_rows, int64_t ld, int64_t) {
   Scratch scratch{nullptr};
-  for (int n = 0; n < 4; ++n) scratch.take<float>(max_rows * ld);
-  scratch.take<float>(ld);
+  for (int n = 0; n < 5; ++n) scratch.take<float>(max_rows * ld);
+  for (int n = 0; n < 2; ++n) scratch.take<float>(ld);
   return scratch.used;
 }
 
@@ -35,6 +35,37 @@ inline float* take_part_rows(const LayerPartChunk& c, const ChunkRows& source, P
 
 inline void store_part_rows(const LayerPartChunk& c, const float* from, const ChunkRows& target) {
   store_chunk_rows(from, c.ld, c.rows, c.columns, target);
+}
+
+/// Rows of a tensor where they lie, if they are floats side by side, or a block for them.
+struct PlacedRows {
+  float* data;
+  int64_t ld;
+  bool is_block;
+
+  PlacedRows(const LayerPartChunk& c, const ChunkRows& rows, PartBlocks& blocks)
+      : data(reinterpret_cast<float*>(rows.data)), ld(rows.row_stride / 4), is_block(false) {
+    // A softmax goes over its rows more than once, and may not find its inputs overwritten.
+    const bool is_softmax = c.options->map == FeatureMap::kSoftmax;
+    const bool is_there = rows.data != nullptr && rows.dtype == DType::kF32 && rows.stride == 1;
+    if (is_there && !is_softmax && c.columns % kLanes == 0) return;
+    data = blocks.take();
+    ld = c.ld;
+    is_block = true;
+  }
+  float* row(int64_t t) const { return data + t * ld; }
+};
+
+inline PlacedRows read_rows(const LayerPartChunk& c, const ChunkRows& source, PartBlocks& blocks) {
+  const PlacedRows rows(c, source, blocks);
+  if (rows.is_block && source.data != nullptr) {
+    pack_chunk_rows(source, c.rows, c.columns, 1.0f, rows.data, rows.ld);
+  }
+  return rows;
+}
+
+inline void write_rows(const LayerPartChunk& c, const PlacedRows& rows, const ChunkRows& target) {
+  if (rows.is_block) store_part_rows(c, rows.data, target);
 }
 
 /// Adds the sums of columns [j, j + kLanes) to a row of the parameters' gradients.
@@ -151,19 +182,21 @@ struct NormRow {
 
 inline void gated_norm_fwd_chunk(const LayerPartChunk& c) {
   PartBlocks blocks(c, c.max_rows);
-  float* x = take_part_rows(c, c.x, blocks);
-  const float* z = take_part_rows(c, c.z, blocks);
-  for (int64_t n = 0; n < c.rows * c.ld; n += c.ld) {
-    const NormRow row(c, x + n, z + n);
-    const Vf factor = row.normalize(x + n);
+  const PlacedRows x = read_rows(c, c.x, blocks);
+  const PlacedRows z = read_rows(c, c.z, blocks);
+  const PlacedRows out(c, c.out, blocks);
+  float* y = blocks.scratch.take<float>(c.ld);
+  for (int64_t t = 0; t < c.rows; ++t) {
+    const NormRow row(c, x.row(t), z.row(t));
+    const Vf factor = row.normalize(y);
     for (int64_t j = 0; j < c.columns; j += kLanes) {
-      store(x + n + j, row.behind(load(x + n + j) * factor * row.weight(j), j));
+      store(out.row(t) + j, row.behind(load(y + j) * factor * row.weight(j), j));
     }
   }
-  store_part_rows(c, x, c.out);
+  write_rows(c, out, c.out);
 }
 
-/// One row back: x and z become their gradients, and dweight is added to. y is room for a row.
+/// One row back to dx and dz, and dweight is added to. y is room for a row.
 inline void gated_norm_row_gradient(const NormRow& row, const float* dout, float* y, float* dx,
                                     float* dz, float* dweight) {
   const LayerPartChunk& c = row.c;
@@ -189,27 +222,30 @@ inline void gated_norm_row_gradient(const NormRow& row, const float* dout, float
 
 inline void gated_norm_bwd_chunk(const LayerPartChunk& c) {
   PartBlocks blocks(c, c.max_rows);
-  float* x = take_part_rows(c, c.x, blocks);
-  float* z = take_part_rows(c, c.z, blocks);
-  const float* dout = take_part_rows(c, c.dout, blocks);
-  float* y = blocks.take();
+  const PlacedRows x = read_rows(c, c.x, blocks);
+  const PlacedRows z = read_rows(c, c.z, blocks);
+  const PlacedRows dout = read_rows(c, c.dout, blocks);
+  const PlacedRows dx(c, c.dx, blocks);
+  const PlacedRows dz(c, c.dz, blocks);
+  float* y = blocks.scratch.take<float>(c.ld);
   float* dweight = blocks.scratch.take<float>(c.ld);
   fill_row(dweight, c.columns, 0);
-  for (int64_t n = 0; n < c.rows * c.ld; n += c.ld) {
-    gated_norm_row_gradient(NormRow(c, x + n, z + n), dout + n, y, x + n, z + n, dweight);
+  for (int64_t t = 0; t < c.rows; ++t) {
+    gated_norm_row_gradient(NormRow(c, x.row(t), z.row(t)), dout.row(t), y, dx.row(t), dz.row(t),
+                            dweight);
   }
   for (int64_t j = 0; j < c.columns; j += kLanes) add_part_sums(c, 0, j, load(dweight + j));
-  store_part_rows(c, x, c.dx);
-  store_part_rows(c, z, c.dz);
+  write_rows(c, dx, c.dx);
+  write_rows(c, dz, c.dz);
 }
 
 // ---- feature_map ----
 
-/// softmax of a row in place; columns behind the last one become 0.
-inline void softmax_row(float* x, int64_t columns) {
+/// y = softmax of x; columns behind the last one become 0.
+inline void softmax_row(const float* x, int64_t columns, float* y) {
   const float top = row_max_of(x, columns, -__builtin_inff());
-  const float sum = exp_row<Exp>(x, columns, top, x);
-  scale_row(x, columns, 1.0f / sum);
+  const float sum = exp_row<Exp>(x, columns, top, y);
+  scale_row(y, columns, 1.0f / sum);
 }
 
 /// All maps but softmax, and their derivatives.
@@ -227,36 +263,38 @@ FLASHTILE_INLINE Vf map_slope(FeatureMap map, Vf x) {
 
 inline void feature_map_fwd_chunk(const LayerPartChunk& c) {
   PartBlocks blocks(c, c.max_rows);
-  float* x = take_part_rows(c, c.x, blocks);
-  for (int64_t n = 0; n < c.rows * c.ld; n += c.ld) {
+  const PlacedRows x = read_rows(c, c.x, blocks);
+  const PlacedRows out(c, c.out, blocks);
+  for (int64_t t = 0; t < c.rows; ++t) {
     if (c.options->map == FeatureMap::kSoftmax) {
-      softmax_row(x + n, c.columns);
+      softmax_row(x.row(t), c.columns, out.row(t));
       continue;
     }
-    for (int64_t j = n; j < n + c.columns; j += kLanes) {
-      store(x + j, map_element(c.options->map, load(x + j)));
+    for (int64_t j = 0; j < c.columns; j += kLanes) {
+      store(out.row(t) + j, map_element(c.options->map, load(x.row(t) + j)));
     }
   }
-  store_part_rows(c, x, c.out);
+  write_rows(c, out, c.out);
 }
 
 inline void feature_map_bwd_chunk(const LayerPartChunk& c) {
   PartBlocks blocks(c, c.max_rows);
-  float* x = take_part_rows(c, c.x, blocks);
-  const float* dout = take_part_rows(c, c.dout, blocks);
-  const bool is_softmax = c.options->map == FeatureMap::kSoftmax;
-  for (int64_t n = 0; n < c.rows * c.ld; n += c.ld) {
-    if (is_softmax) {
-      softmax_row(x + n, c.columns);
-      const float mean = row_dot(x + n, dout + n, c.columns);
-      softmax_grad_row(x + n, dout + n, c.columns, mean, x + n);
+  const PlacedRows x = read_rows(c, c.x, blocks);
+  const PlacedRows dout = read_rows(c, c.dout, blocks);
+  const PlacedRows dx(c, c.dx, blocks);
+  for (int64_t t = 0; t < c.rows; ++t) {
+    const float* gradient = dout.row(t);
+    float* to = dx.row(t);
+    if (c.options->map == FeatureMap::kSoftmax) {
+      softmax_row(x.row(t), c.columns, to);
+      softmax_grad_row(to, gradient, c.columns, row_dot(to, gradient, c.columns), to);
       continue;
     }
-    for (int64_t j = n; j < n + c.columns; j += kLanes) {
-      store(x + j, load(dout + j) * map_slope(c.options->map, load(x + j)));
+    for (int64_t j = 0; j < c.columns; j += kLanes) {
+      store(to + j, load(gradient + j) * map_slope(c.options->map, load(x.row(t) + j)));
     }
   }
-  store_part_rows(c, x, c.dx);
+  write_rows(c, dx, c.dx);
 }
 
 inline constexpr LayerPartKernels kLogDecayGateKernels = {
