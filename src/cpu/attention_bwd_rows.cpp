@@ -8,6 +8,8 @@
 #include "core/element.hpp"
 #include "core/executor.hpp"
 #include "cpu/attention_bwd_wave.hpp"
+#include "variant/expr/access.hpp"
+#include "variant/expr/derivative.hpp"
 
 namespace flashtile::cpu {
 namespace {
@@ -42,12 +44,18 @@ void visible_addresses(const AttentionCall& call, const Rows& rows, DType dtype,
 }
 
 /// True where delta from `out` would be less exact than the gradients that are wanted: a rounding
-/// error of a row's delta is the same for all keys, so sums over keys do not average it out.
-bool sums_delta(const AttentionArgs& args) {
+/// error of a row's delta is the same for all keys, so sums over keys do not average it out. Where
+/// every key of a row has an element of its own, there are no such sums.
+bool sums_delta(const AttentionProblem& problem, const AttentionArgs& args) {
   if (args.out.dtype != DType::kF16 && args.out.dtype != DType::kBF16) return false;
+  if (args.dalibi_slopes || args.dsink) return true;
   const bool wants_aux = std::any_of(args.aux.begin(), args.aux.end(),
                                      [](const AuxTensor& aux) { return bool(aux.gradient); });
-  return args.dbias || args.dalibi_slopes || args.dsink || wants_aux;
+  if (!wants_aux) return false;
+  const std::vector<variant::LoadSite> sites = variant::load_gradients(problem.user_score);
+  return !std::all_of(sites.begin(), sites.end(), [](const variant::LoadSite& site) {
+    return variant::is_own_of_key(site.index);
+  });
 }
 
 /// lse and delta of one head.
@@ -90,7 +98,7 @@ void make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
   }
   stats->lse->resize(static_cast<size_t>(num_rows) + 1);
   stats->delta->resize(static_cast<size_t>(num_rows) + 1);
-  stats->sums_delta = sums_delta(call.args());
+  stats->sums_delta = sums_delta(call.problem(), call.args());
   const int64_t num_sequences = static_cast<int64_t>(call.sequences().size());
   parallel_for(context, num_sequences * num_heads, [&](int64_t task, int) {
     compute_head(call, kernels, call.sequences()[static_cast<size_t>(task / num_heads)],

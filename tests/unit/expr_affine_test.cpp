@@ -155,6 +155,22 @@ TEST(ExprAccess, ClassesFollowTheIndexExpressions) {
   EXPECT_EQ(class_of("t[q_idx / 2 - k_idx / 2]"), AccessClass::kGeneral);
 }
 
+TEST(ExprAccess, KeysOfARowHaveElementsOfTheirOwnWhereAnIndexIsLinearInThem) {
+  const std::vector<AuxSignature> aux = {{"t", 1, true}, {"u", 2, true}, {"n", 1, false}};
+  const auto is_own = [&](const std::string& text) {
+    return is_own_of_key(load_gradients(parse_score("score + " + text, aux)).at(0).index);
+  };
+  EXPECT_TRUE(is_own("t[k_idx]"));
+  EXPECT_TRUE(is_own("u[head, q_idx - k_idx + seqlen_k - 1]"));
+  EXPECT_TRUE(is_own("u[k_idx / 2, 3 * k_idx + n[q_idx]]"));
+  EXPECT_FALSE(is_own("u[head, q_idx]"));
+  EXPECT_FALSE(is_own("t[k_idx / 2]"));
+  EXPECT_FALSE(is_own("t[min(q_idx - k_idx, 7)]"));
+  EXPECT_FALSE(is_own("t[k_idx + n[k_idx]]"));
+  EXPECT_FALSE(is_own("t[k_idx + int(score)]"));
+  EXPECT_FALSE(is_own("t[k_idx - q_idx - k_idx]"));
+}
+
 TEST(ExprAccess, ALineIsASumWithTheScoreThatFollowsOneLine) {
   const std::vector<AuxSignature> aux = {{"t", 1, true}, {"u", 2, true}, {"n", 1, false}};
   const auto line = [&](const std::string& text) { return score_line(parse_score(text, aux)); };

@@ -92,4 +92,16 @@ AccessClass access_class(const Expr& expr, int32_t load) {
   return class_of(use);
 }
 
+bool is_own_of_key(std::span<const Expr> index) {
+  constexpr VariableSet kByKey = kKeyBit | variable_bit(Variable::kScore);
+  return std::any_of(index.begin(), index.end(), [](const Expr& expr) {
+    const LinearForm form = linear_form(expr, expr.root());
+    const std::vector<VariableSet> uses = variables_of_nodes(expr);
+    return form.k != 0 &&
+           std::none_of(form.terms.begin(), form.terms.end(), [&](const LinearForm::Term& term) {
+             return (uses[static_cast<size_t>(term.node)] & kByKey) != 0;
+           });
+  });
+}
+
 }  // namespace flashtile::variant

@@ -40,6 +40,10 @@ enum class AccessClass : uint8_t {
 /// The class of a load with these index expressions.
 AccessClass access_class(std::span<const Expr> index);
 
+/// True if the keys of a row all read different elements: some index is k_idx times a number, and
+/// something that does not depend on it.
+bool is_own_of_key(std::span<const Expr> index);
+
 /// The class of the load `load` of an expression.
 AccessClass access_class(const Expr& expr, int32_t load);
 
