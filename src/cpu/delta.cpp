@@ -8,11 +8,17 @@
 namespace flashtile::cpu {
 namespace {
 
+/// Elements of a state from which on products pay in a forward: packing does not depend on it.
+constexpr int64_t kLeastState = 48 * 48;
+
 /// Depends on no length, so that packed sequences have the bits of separate ones.
 bool has_chunks(const IsaEntry& isa, const LinearProblem& problem) {
   const LinearOp& op = *problem.op;
-  return op.update == LinearUpdate::kDelta && op.gate != LinearGate::kVectorLogDecay &&
-         problem.dtype == DType::kBF16 && isa.delta_pairs != nullptr;
+  const bool is_worth_it =
+      problem.pass == LinearPass::kBackward || problem.head_dim * problem.head_dim_v >= kLeastState;
+  return is_worth_it && op.update == LinearUpdate::kDelta &&
+         op.gate != LinearGate::kVectorLogDecay && problem.dtype == DType::kBF16 &&
+         isa.delta_pairs != nullptr;
 }
 
 }  // namespace

@@ -69,7 +69,12 @@ void store_matrix(const TensorView& tensor, int64_t batch_idx, int64_t head, int
 
 int64_t chunk_rows_of(const LinearProblem& problem) {
   const int64_t state_bytes = problem.head_dim * problem.head_dim_v * 4;
-  const int64_t rows = state_bytes * 2 > cpu_info().l2_bytes ? kLongChunkRows : kChunkRows;
+  int64_t rows = state_bytes * 2 > cpu_info().l2_bytes ? kLongChunkRows : kChunkRows;
+  // The delta rule has more products within a chunk.
+  const bool is_delta = problem.op->update == LinearUpdate::kDelta;
+  if (is_delta && problem.pass == LinearPass::kForward && state_bytes <= kSmallStateBytes) {
+    rows = kShortChunkRows;
+  }
   return std::clamp<int64_t>(problem.max_seqlen, 1, rows);
 }
 

@@ -12,9 +12,12 @@
 
 namespace flashtile::cpu {
 
-/// Rows of a chunk where no cache asks for more, and where a state is large.
+/// Rows of a chunk where no cache asks for more, where a state is large, and where it is small and
+/// products within the chunk are many.
 inline constexpr int64_t kChunkRows = 64;
 inline constexpr int64_t kLongChunkRows = 128;
+inline constexpr int64_t kShortChunkRows = 32;
+inline constexpr int64_t kSmallStateBytes = int64_t{64} << 10;
 
 /// Rows of a chunk for a problem: more where a state, which each chunk reads and writes, fills the
 /// second cache, and no more than the longest sequence has.

@@ -16,9 +16,9 @@ namespace {
 
 constexpr int64_t kLength = 150;
 constexpr char kProblem[] =
-    "gated_delta_rule_fwd:b1:hq1:t150:d24:dv40:initial_state:final_state:bf16";
+    "gated_delta_rule_fwd:b1:hq1:t150:d48:dv56:initial_state:final_state:bf16";
 constexpr char kBackward[] =
-    "gated_delta_rule_bwd:b1:hq1:t150:d24:dv40:initial_state:dfinal_state:bf16";
+    "gated_delta_rule_bwd:b1:hq1:t150:d48:dv56:initial_state:dfinal_state:bf16";
 
 TensorView row_of(const OpCall& call, const char* name, int64_t t) {
   return call.tensor(name).sliced(1, t, t + 1);

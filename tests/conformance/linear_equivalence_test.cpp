@@ -153,6 +153,9 @@ void packed_is_separate_bit_by_bit(const LinearCase& one) {
 
 TEST(LinearEquivalence, PackedIsSeparateBitByBit) {
   for_each_linear_case(packed_is_separate_bit_by_bit);
+  // Large enough for chunks.
+  expect_packed_is_separate(
+      "gated_delta_rule_fwd:hq2:d48:dv64:cu_seqlens={0,3,3,4,113}:initial_state:final_state:bf16");
 }
 
 /// Lines of a pool that no sequence has are never touched.
