@@ -91,9 +91,12 @@ constexpr const char* kProblems[] = {
     "gated_norm_bwd:b1:hq2:t70:d300:z:weight:gate_first",
     "gated_norm_bwd:b1:hq2:t70:d24:z:is_sigmoid:bf16",
     "gated_norm_bwd:hq2:d24:cu_seqlens={0,40,40,141}",
+    "gated_norm_bwd:b1:hq3:t40:d64:z:weight",
     "gated_norm_step:b40:hq3:d70:z:weight",
+    "gated_norm_step:b40:hq3:d64:z:gate_first",
     "feature_map_fwd:b2:hq3:t40:d130:bf16",
     "feature_map_bwd:b2:hq3:t40:d130:feature_map=softmax",
+    "feature_map_bwd:b2:hq3:t40:d64",
     "feature_map_bwd:b2:hq3:t40:d50:feature_map=relu2",
     "feature_map_bwd:hq3:d50:cu_seqlens={0,40,40,141}:feature_map=relu",
 };

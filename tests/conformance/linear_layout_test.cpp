@@ -48,5 +48,16 @@ TEST(LinearLayout, AnyStridesGiveTheSameBits) {
   });
 }
 
+// Rows of whole vectors may be read and written where they lie.
+TEST(LinearLayout, AnyStridesOfWholeVectorsGiveTheSameBits) {
+  for (const char* text :
+       {"gated_norm_fwd:b2:hq3:t40:d64:z:weight", "gated_norm_bwd:b2:hq3:t40:d64:z:weight",
+        "gated_norm_bwd:b2:hq3:t40:d64:z:gate_first", "feature_map_fwd:b2:hq3:t40:d64",
+        "feature_map_bwd:b2:hq3:t40:d64", "feature_map_bwd:b2:hq3:t40:d64:feature_map=softmax"}) {
+    SCOPED_TRACE(text);
+    expect_same_by_strides(text);
+  }
+}
+
 }  // namespace
 }  // namespace flashtile::test
