@@ -40,9 +40,9 @@ struct RowTarget {
   int64_t stride = 1;
 };
 
-/// Fetches the first `dim` elements of rows into the second cache, all at once. Rows of one head
-/// lie apart where heads lie side by side: the processor does not see them coming, and would wait
-/// for each in its turn.
+/// Fetches the first `dim` elements of rows into the second cache, all at once, as far as the
+/// processor's buffers go. Rows of one head lie apart where heads lie side by side: it does not see
+/// them coming, and would wait for each in its turn. Packing fetches what comes later as it goes.
 FLASHTILE_INLINE void fetch_rows(const RowSource& src, int64_t rows, int64_t dim) {
   constexpr int64_t kLine = 64;
   if (src.stride != 1) return;

@@ -86,6 +86,7 @@ bool pack_rows_bf16_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* ds
     int64_t d = 0;
     if constexpr (std::is_same_v<T, Bf16>) {  // they are pairs in memory
       for (; row != nullptr && src.stride == 1 && d + 2 * kLanes <= dim; d += 2 * kLanes) {
+        fetch_ahead<T>(src, r, rows, d);
         const Vu pairs = load_row_pairs(row, d, dim, src.stride, scale);
         check.add_pairs(pairs);
         store_pairs(dst + r * ld + d, pairs, kLanes);
@@ -109,6 +110,8 @@ bool pack_pairs_of(const RowSource& src, int64_t rows, int64_t dim, Bf16* dst, i
     const float low_scale = row_scale_of<T>(src, r);
     const float high_scale = high_row != nullptr ? row_scale_of<T>(src, r + 1) : 1;
     for (int64_t d = 0; d < ld; d += kLanes) {
+      fetch_ahead<T>(src, r, rows, d);
+      fetch_ahead<T>(src, r + 1, rows, d);
       const Vu low = load_bf16_bits(low_row, d, dim - d, src.stride, low_scale);
       const Vu high = load_bf16_bits(high_row, d, dim - d, src.stride, high_scale);
       check.add(low);
@@ -129,6 +132,7 @@ bool pack_pairs_transposed_of(const RowSource& src, int64_t rows, int64_t dim, B
       for (int i = 0; i < kLanes; ++i) {
         const T* row = r + i < rows ? static_cast<const T*>(src.rows[r + i]) : nullptr;
         const float scale = row != nullptr ? row_scale_of<T>(src, r + i) : 1;
+        fetch_ahead<T>(src, r + i, rows, d);
         block[i] = load_row_pairs(row, d, dim, src.stride, scale);
         check.add_pairs(block[i]);
       }
