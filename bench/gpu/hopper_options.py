@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What options cost in attention_fwd_sm90: each one beside the same kernel without it, beside
-attention_fwd_portable, and beside PyTorch where that has it: compiled FlexAttention, cuDNN, flash
-16k tokens, hidden size 2048, bf16.
+"""What options cost in attention_fwd_sm90: each one beside the same kernel without it; with --peers
+beside PyTorch where that has it: compiled FlexAttention, cuDNN, flash; with --portable beside
+attention_fwd_portable. 16k tokens, hidden size 2048, bf16.
 
     bench/gpu/hopper_options.py --library build/gpu/libflashtile.so [--json FILE] [--quick]
-        [--dims 64 128 256] [--options alibi softcap ...] [--no-peers]
+        [--dims 64 128 256] [--options alibi softcap ...] [--peers] [--portable] [--commit ID]
 
-Prints one line for each problem; --json writes one JSON line for each (problem, implementation).
-`of_plain` compares the pairs of queries and keys that masks leave, each second: 1 means that the
-option costs nothing. A problem is timed only after its result has been compared with float32.
+Prints one line for each problem; --json writes a first line with device, driver and commit, then
+one for each (problem, implementation). `of_plain` compares the pairs of queries and keys that masks
+leave, each second: 1 means that the option costs nothing. A problem is timed only after its result
+has been compared with float32.
+
+Kernels, and PyTorch's, are compiled by processes side by side first, which run each problem once:
+caches on disk then have them (FLASHTILE_CACHE_DIR). All options take about a minute without peers.
 """
 
 import argparse
 import functools
 import json
 import math
+import os
 import random
+import subprocess
 import sys
 
 import torch
@@ -213,23 +219,37 @@ def working(functions):
     return kept
 
 
-def measure(lib, report, name, dim, seqlen, with_peers):
-    generator = torch.Generator(device="cuda").manual_seed(1)
-    problem = Problem(name, dim, seqlen, generator)
+def calls_of(lib, problem, args):
+    """Our calls of it by name; the one of the kernel first."""
+    implementations = [SM90, PORTABLE] if args.portable else [SM90]
+    return {name: problem.call(lib, name) for name in implementations}
+
+
+def peers_of(problem, args):
+    if not args.peers:
+        return {}
+    return working({"flex": problem.flex(), "cudnn": problem.sdpa(SDPBackend.CUDNN_ATTENTION),
+                    "fa2": problem.sdpa(SDPBackend.FLASH_ATTENTION)})
+
+
+def make_problem(name, dim, seqlen):
+    return Problem(name, dim, seqlen, torch.Generator(device="cuda").manual_seed(1))
+
+
+def measure(lib, report, place, args):
+    name, dim, seqlen = place
+    problem = make_problem(name, dim, seqlen)
     # The kernel without the option beside it, in the same rounds.
-    plain = Problem("full" if name == "full" else "plain", dim, seqlen, generator)
-    calls = {SM90: problem.call(lib, SM90), PORTABLE: problem.call(lib, PORTABLE),
-             "without": plain.call(lib, SM90)}
+    plain = make_problem("full" if name == "full" else "plain", dim, seqlen)
+    calls = calls_of(lib, problem, args)
     errors = {}
-    for implementation in (PORTABLE, SM90):
+    for implementation, call in calls.items():
         problem.out.fill_(math.nan)
-        calls[implementation].run()
+        call.run()
         errors[implementation] = problem.error()
     functions = {key: call.run for key, call in calls.items()}
-    if with_peers:
-        functions |= working({"flex": problem.flex(), "cudnn": problem.sdpa(
-            SDPBackend.CUDNN_ATTENTION), "fa2": problem.sdpa(SDPBackend.FLASH_ATTENTION)})
-    times = timing.interleaved(functions, 5, 20.0)
+    functions["without"] = plain.call(lib, SM90).run
+    times = timing.interleaved(functions | peers_of(problem, args), 5, 20.0)
     ms = times[SM90]["ms"]
     share = problem.pairs / ms / (plain.pairs / times["without"]["ms"])
     tflops = 4 * dim * problem.pairs / ms * 1e-9
@@ -242,9 +262,28 @@ def measure(lib, report, name, dim, seqlen, with_peers):
         report.write(json.dumps({
             "op": "fwd option sm90", "option": name, "d": dim, "seqlen": seqlen,
             "dtype": "bfloat16", "impl": key, "of_plain": share, "tflops": tflops,
-            "error": errors.get(key), **time, **timing.device_record()}) + "\n")
+            "error": errors.get(key), **time}) + "\n")
     if report:
         report.flush()
+
+
+def run_once(lib, place, args):
+    """Compiles what it needs."""
+    problem = make_problem(*place)
+    for call in calls_of(lib, problem, args).values():
+        call.run()
+    peers_of(problem, args)
+    torch.cuda.synchronize()
+
+
+def compile_ahead(num_places):
+    """By processes that run each some of the problems."""
+    count = min(12, os.cpu_count() or 1, num_places)
+    arguments = [sys.executable, *sys.argv, "--compile-part"]
+    parts = [subprocess.Popen([*arguments, f"{i}/{count}"], stdout=subprocess.DEVNULL)
+             for i in range(count)]
+    for part in parts:
+        part.wait()
 
 
 def main():
@@ -255,21 +294,37 @@ def main():
     parser.add_argument("--dims", type=int, nargs="*", default=[64, 128, 256])
     parser.add_argument("--seqlens", type=int, nargs="*", default=[16384])
     parser.add_argument("--options", nargs="*", default=OPTIONS)
-    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--portable", action="store_true")
+    parser.add_argument("--commit", help="that the library was built from, for the report")
+    parser.add_argument("--compile-part", help="I/N: run every Nth problem once, time nothing")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     lib = library.Library(args.library)
-    report = open(args.json, "w") if args.json else None
-    print(f"# {timing.device_record()}")
-    for name in args.options:
-        for dim in [128] if args.quick else args.dims:
-            for seqlen in args.seqlens:
-                try:
-                    measure(lib, report, name, dim, seqlen, not args.no_peers)
-                except RuntimeError as fault:  # the others are worth their time
-                    print(f"# {name} d={dim}: {str(fault).splitlines()[0][:160]}", flush=True)
-                torch.compiler.reset()
-                torch.cuda.empty_cache()
+    dims = [128] if args.quick else args.dims
+    places = [(name, dim, seqlen) for name in args.options for dim in dims
+              for seqlen in args.seqlens]
+    step = functools.partial(run_once, lib, args=args)
+    report = None
+    if args.compile_part:
+        first, count = map(int, args.compile_part.split("/"))
+        places = places[first::count]
+    else:
+        compile_ahead(len(places))
+        record = {"what": "options of attention_fwd_sm90", "tokens": TOKENS, "hidden": HIDDEN,
+                  "commit": args.commit, **timing.device_record()}
+        print(f"# {record}", flush=True)
+        if args.json:
+            report = open(args.json, "w")
+            report.write(json.dumps(record) + "\n")
+        step = functools.partial(measure, lib, report, args=args)
+    for place in places:
+        try:
+            step(place)
+        except RuntimeError as fault:  # the others are worth their time
+            print(f"# {place}: {str(fault).splitlines()[0][:160]}", flush=True)
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
     return 0
 
 

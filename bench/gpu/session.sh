@@ -80,7 +80,8 @@ fi
 if has hopper_options; then
   step hopper_options
   library=$(ls "$BUILD"/libflashtile.so.*.*.* | head -1)
-  python3 bench/gpu/hopper_options.py --library "$library" --json "$OUT/hopper_options.jsonl" 2>&1 |
+  python3 bench/gpu/hopper_options.py --library "$library" --json "$OUT/hopper_options.jsonl" \
+    --peers --portable --commit "$(git rev-parse --short HEAD)" 2>&1 |
     tee "$OUT/hopper_options.txt"
 fi
 if has decode; then
