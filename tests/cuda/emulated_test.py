@@ -101,6 +101,8 @@ HOPPER_PROBLEMS = [
     ":score='score + t[head, q_idx - k_idx + seqlen_k]'",
     "attention_fwd:b1:hq1:sq130:sk300:d128:softmax_scale=40:aux.t[300]:lse:bf16"
     ":score='score - t[abs(q_idx - k_idx)]'",
+    # They grow from block to block, and behind the first ones overflow.
+    "attention_fwd:b1:hq4:sq80:sk2100:d16:lse:bf16:score='score - 0.4 * abs(q_idx - k_idx)'",
     "attention_fwd:b2:hq1:cu_seqlens_q={0,150,240}:cu_seqlens_k={0,130,290}:d96:softcap=5"
     ":aux.t[300]:aux.w[300]:dropout_p=0.3:lse:f16:score='score + t[abs(q_idx - k_idx)]'"
     ":mask='w[k_idx] < w[q_idx] || k_idx < 2'",
@@ -110,6 +112,9 @@ HOPPER_PROBLEMS = [
     "attention_fwd:b2:hq1:sq130:sk200:d128:causal:bias.f16[1,hq,sq,sk]:softcap=5:lse:bf16",
     "attention_fwd:b1:hq1:sq130:sk200:d64:bias.bf16[b,1,sq,sk]:aux.w[200]:lse:f16"
     ":mask='w[k_idx] < w[q_idx] || k_idx < 2'",
+    # More tiles than there are CTAs for: the longest first.
+    "attention_fwd:b1:hq7:hkv1:sq300:sk70:d16:aux.t[300]:bf16"
+    ":mask='t[q_idx] > t[k_idx] || k_idx < 2'",
     "attention_fwd:b2:hq2:sq300:sk300:d64:aux.t[300]:aux.w[2]:sink:lse:bf16"
     ":mask='(t[q_idx] > t[k_idx] || k_idx < 2) && k_idx <= q_idx + w[batch]'",
     "attention_fwd:b1:hq2:sq200:sk300:d128:block_rows=32:block_cols=48:block_counts:block_indices"

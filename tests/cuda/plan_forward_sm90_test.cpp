@@ -99,6 +99,11 @@ TEST(Sm90Plan, PreparesWhatTheKernelReads) {
   EXPECT_EQ(
       stems("attention_fwd:b2:hq9:cu_seqlens_q={0,3000,9000}:cu_seqlens_k={0,300,7000}:d64:bf16"),
       (Stems{"attention_tiles", "attention_fwd_sm90"}));
+  EXPECT_EQ(stems("attention_fwd:b1:hq9:sq9000:d64:mask='k_idx % 3 != 1':bf16"),
+            (Stems{"attention_blocks", "attention_tiles", "attention_fwd_sm90"}));
+  // So many heads that the query blocks under way would each read keys of their own.
+  EXPECT_EQ(stems("attention_fwd:b9:hq9:sq9000:d64:mask='k_idx % 3 != 1':bf16"),
+            (Stems{"attention_blocks", "attention_fwd_sm90"}));
   // A band is a mask by position.
   EXPECT_EQ(stems("attention_fwd:b1:hq4:sq300:d64:mask='k_idx <= q_idx + 3':bf16"),
             Stems{"attention_fwd_sm90"});
@@ -290,6 +295,8 @@ TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
        "attention_fwd:b4:hq8:sq4096:d256:causal:softcap=30:bf16",
        "attention_fwd:b4:hq8:sq4096:d64:aux.t[4096]:bf16:mask='t[q_idx] == t[k_idx]'",
        "attention_fwd:b4:hq8:sq4096:d128:causal:aux.t[9000]:bf16:score='score + t[q_idx - k_idx]'",
+       "attention_fwd:b4:hq8:sq4096:d64:causal:aux.t[9000]:bf16:score='score + t[q_idx - k_idx]'",
+       "attention_fwd:b4:hq8:sq4096:d64:causal:bias.bf16[1,hq,sq,sk]:bf16",
        "attention_fwd:b4:hq8:sq4096:d64:bias[1,hq,sq,sk]:bf16",
        "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d64:causal"
        ":softcap=30:alibi_slopes[hq]:dropout_p=0.1:bf16",

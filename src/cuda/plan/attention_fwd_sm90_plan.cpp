@@ -218,19 +218,22 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   tiling.reference = choose_reference(problem, flags);
   const bool follows = tiling.reference == Sm90Reference::kMaximum;
   shape.copies_bias = copies_bias(problem, flags);
-  // At head_dim 64 the exponentials are what takes time.
-  shape.makes_terms = largest > 64 && adds_by_distance(problem.user_score) &&
-                      flags.bias == DType::kNone && !flags.has_alibi;
+  shape.makes_terms =
+      adds_by_distance(problem.user_score) && flags.bias == DType::kNone && !flags.has_alibi;
   // Registers for more than an exponential of each score.
   const bool knows_sequences = needs_sequence(flags, problem) && has_own_lengths(problem);
-  const bool is_heavy = is_general(flags) || flags.has_softcap || problem.dropout.is_on ||
-                        (flags.has_alibi && problem.wants_max_logit) || knows_sequences;
-  const bool is_bare = !flags.has_options && !flags.has_block_map();
   const bool finds_pages = problem.page_size > 0;
   // A cap, or what is general, alone: larger blocks fit, whose products hide it better.
   const bool is_one_option = flags.has_softcap != is_general(flags) && !flags.has_alibi &&
                              !problem.dropout.is_on && !problem.wants_max_logit &&
                              !knows_sequences && !finds_pages && !follows;
+  // Terms from shared memory alone take a fused multiply-add for each score.
+  const bool adds_to_exponents = (shape.makes_terms || shape.copies_bias) && is_one_option &&
+                                 !flags.has_softcap && !flags.has_block_map();
+  const bool is_heavy = (is_general(flags) && !adds_to_exponents) || flags.has_softcap ||
+                        problem.dropout.is_on || (flags.has_alibi && problem.wants_max_logit) ||
+                        knows_sequences;
+  const bool is_bare = !flags.has_options && !flags.has_block_map();
   // Behind tiles of one or two blocks the next queries come late: results of the tile before have
   // to leave their buffer first.
   const int num_query_buffers = tiling.is_dynamic ? 3 : 2;
@@ -238,7 +241,8 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
     const bool has_room = !finds_pages && !is_heavy;
     const bool has_bias = flags.bias != DType::kNone;
     const bool is_wide = !is_short && (has_room || (is_one_option && !has_bias));
-    shape.num_warpgroups = is_short && has_room ? 4 : is_wide && is_heavy ? 2 : 3;
+    const bool is_small = is_short && has_room && !adds_to_exponents;
+    shape.num_warpgroups = is_small ? 4 : is_wide && is_heavy ? 2 : 3;
     shape.block_n = is_wide ? 128 : 64;
     shape.num_stages = shape.block_n == 64 ? 4 : 2;
     if (shape.num_warpgroups == 4) shape.num_query_buffers = num_query_buffers;
@@ -252,19 +256,22 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   tiling.copy_registers = copies_more ? 56 : 40;
   tiling.compute_registers = copies_more ? 224 : 232;
   if (largest <= 128) {
-    if (is_heavy && flags.has_options) {
+    if (shape.copies_bias && adds_to_exponents) {
+      shape.block_n = 96;
+    } else if (is_heavy && flags.has_options) {
       shape.block_n = !is_one_option ? 64 : shape.makes_terms && !flags.has_block_map() ? 128 : 96;
     }
     tiling.query_in_registers = !is_heavy;
     if (shape.block_n == 128 && !shape.makes_terms) shape.num_query_buffers = num_query_buffers;
-    tiling.holds_back = !follows && !is_heavy;
+    tiling.holds_back = !follows && !is_heavy && !adds_to_exponents;
     // Few keys give their values exactly, which takes weights of 1.
     const bool has_many_keys = problem.max_seqlen_k >= shape.block_n;
     if (!follows && is_short && is_bare && has_many_keys) tiling.reference = Sm90Reference::kZero;
     return tiling;
   }
   shape.num_query_buffers = 1;
-  shape.block_n = problem.max_seqlen_k <= 8192 || is_heavy || finds_pages ? 64 : 80;
+  const bool has_room = !is_heavy && !finds_pages && !adds_to_exponents;
+  shape.block_n = problem.max_seqlen_k > 8192 && has_room ? 80 : 64;
   // Pieces of 16 bytes, and memory beside two stages of 64 keys.
   shape.warps_store = shape.block_n == 64 && problem.head_dim_v % 8 == 0 && !shape.makes_terms &&
                       !shape.copies_bias;
@@ -308,17 +315,24 @@ Sm90ForwardPlan make_sm90_plan(const AttentionProblem& problem, const Sm90Tiling
   WorkspaceRegions regions;
   if (tiling.is_dynamic) plan.counter = regions.take(sizeof(device::Sm90TileCounter));
   if (plan.can_fail) plan.next_failed = regions.take(plan.num_tiles * 4);
-  // Of a small grid, tiles behind the end of a sequence are passed over in less time than a list of
-  // the others takes.
+  // Tiles of unlike lengths, and some that are taken ahead, end far apart unless the longest come
+  // first. Of a small grid, tiles behind the end of a sequence are passed over in less time than a
+  // list of the others takes.
   constexpr int64_t kTilesOfACta = 3;
-  if (problem.is_packed_q && plan.num_tiles > kTilesOfACta * problem.gpu->num_sms) {
-    // Query blocks of a head that are worked on together read the same keys: enough of them for
-    // each head, or keys come from memory all the time.
-    constexpr int64_t kMostHeads = 32;
+  // Query blocks of a head that are worked on together read the same keys: enough of them for each
+  // head, or keys come from memory all the time.
+  constexpr int64_t kMostHeads = 32;
+  const bool share_keys =
+      2 * problem.batch_size * std::min(problem.num_heads_kv, kMostHeads) <= problem.gpu->num_sms;
+  if ((problem.is_packed_q || (plan.blocks.is_on && share_keys)) &&
+      plan.num_tiles > kTilesOfACta * problem.gpu->num_sms) {
     const int64_t num_sections = ceil_div(problem.num_heads_kv, kMostHeads);
     plan.list_section = ceil_div(problem.num_heads_kv, num_sections) * problem.group_size();
-    plan.list_capacity = std::min(problem.total_q / tiling.shape.block_m() + problem.batch_size,
-                                  plan.num_m_blocks * problem.batch_size);
+    plan.list_capacity = plan.num_m_blocks * problem.batch_size;
+    if (problem.is_packed_q) {
+      plan.list_capacity = std::min(problem.total_q / tiling.shape.block_m() + problem.batch_size,
+                                    plan.list_capacity);
+    }
     plan.num_listed = regions.take(4);
     plan.tiles = regions.take(plan.list_capacity * 8);
   }
@@ -378,10 +392,11 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
     kernels.push_back(block_map_kernel(problem, plan.blocks, plan.num_m_blocks, config));
   }
   if (plan.list_capacity > 0) {
-    kernels.push_back(
-        tile_kernel(*problem.gpu, "attention_tiles",
-                    "struct Config {\n" + config_int("kBlockM", shape.block_m()) + "};\n", 1, 1024,
-                    device::Sm90TileList::kNumCosts * 4));
+    kernels.push_back(tile_kernel(*problem.gpu, "attention_tiles",
+                                  "struct Config {\n" + config_int("kBlockM", shape.block_m()) +
+                                      config_bool("kPackedQ", problem.is_packed_q) +
+                                      config_bool("kIsMapped", flags.has_block_map()) + "};\n",
+                                  1, 1024, device::Sm90TileList::kNumCosts * 4));
     kernels.back().overlaps_previous = true;
   }
   kernels.push_back(tile_kernel(*problem.gpu, "attention_fwd_sm90", config, plan.num_ctas,

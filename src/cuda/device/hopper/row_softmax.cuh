@@ -174,6 +174,24 @@ struct RowSoftmax {
     }
   }
 
+  /// The same for products times `factor`, to which natural terms are added: `for_each_term(use)`
+  /// calls `use(i, term)`. References are natural.
+  template <int kCount, class ForEachTerm>
+  FLASHTILE_DEVICE void weigh_with_terms(float (&products)[kCount], float factor,
+                                         const ForEachTerm& for_each_term) {
+    float shift[2];
+    FLASHTILE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      shift[half] = reference[half] == -infinity() ? 0.0f : -reference[half] * kLog2e;
+    }
+    for_each_term([&](int i, float term) {
+      const int half = i / 2 % 2;
+      const float shifted = fused_multiply_add(term, kLog2e, shift[half]);
+      products[i] = exp2_approx(fused_multiply_add(products[i], factor, shifted));
+      sum[half] += products[i];
+    });
+  }
+
   /// Sums over the lanes that share a row.
   FLASHTILE_DEVICE void finish_sums() {
     FLASHTILE_UNROLL

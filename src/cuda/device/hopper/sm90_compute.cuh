@@ -31,7 +31,8 @@ struct Sm90Compute {
   /// Blocks without masks need no reference that follows: a loop of their own, where they are known
   /// before their keys are there and the text is short.
   static constexpr bool kHasPlainLoop = !kFollows && !Config::kIsMapped && !Config::kHasDropout &&
-                                        !Scores::Kind::kIsCapped && !Scores::Kind::kIsGeneral;
+                                        !Scores::Kind::kIsCapped &&
+                                        (!Scores::Kind::kIsGeneral || Scores::kAddsToExponents);
   /// Natural logits below which nobody means a score, but a mask.
   static constexpr float kMaskedLogit = -1000.0f;
   /// Below a diagonal the last blocks of a tile hold nothing for its first rows.
@@ -207,7 +208,6 @@ struct Sm90Compute {
     wait(memory.value_full(number % Memory::kStages), number / Memory::kStages % 2);
   }
   FLASHTILE_DEVICE void release_keys() const {
-    if constexpr (Config::kCopiesBias) sync_warp();
     arrive_if(memory.key_free((num_keys - 1) % Memory::kStages), lane_idx() == 0);
   }
   FLASHTILE_DEVICE void release_values(uint32 behind) const {
@@ -262,6 +262,17 @@ struct Sm90Compute {
     sync_warp();
     arrive_if(memory.terms_free(terms_stage()), lane_idx() == 0);
   }
+  /// A bias is read when its products are there, and its keys are released behind it.
+  static constexpr bool kReleasesLate = Config::kCopiesBias && !Scores::kTakesBiasAhead;
+  /// When the weights are there.
+  FLASHTILE_DEVICE void end_terms() const {
+    if constexpr (kReleasesLate) {
+      sync_warp();
+      release_keys();
+    } else {
+      release_terms();
+    }
+  }
   FLASHTILE_DEVICE void take_terms() {
     wait_for_terms();
     if constexpr (Config::kAddsByDistance) rules.take_terms(memory.terms(terms_stage()));
@@ -294,13 +305,14 @@ struct Sm90Compute {
   }
 
   /// Masks, and a reference that follows; true where sums must be multiplied by `factors` then.
+  template <bool kMayHide>
   FLASHTILE_DEVICE bool prepare(float (&factors)[2]) {
     if constexpr (Scores::Kind::kIsTilted) rules.level(scores, tile, n_block);
-    if (!is_plain()) mask();
+    if (kMayHide && !is_plain()) mask();
     if constexpr (Scores::kHidesPairs) {
       if (cover == Cover::kPart) rules.hide_unseen(scores);
     }
-    if constexpr (Config::kBias != Element::kNone) {
+    if constexpr (kMayHide && Config::kBias != Element::kNone) {
       if (tile.kind == kTileToRedo) rules.hide_biased(scores, tile, n_block);
     }
     if constexpr (Config::kWantsMaxLogit) softmax.track_largest(scores);
@@ -308,17 +320,25 @@ struct Sm90Compute {
     return follows && softmax.follow(scores, rules.logit_scale(), factors);
   }
 
-  /// Scores to weights, in place. Careful: a block may not be plain, or is the tile's first. True
+  /// Scores to weights, in place. Careful: a block may not be plain, or be the tile's first. True
   /// where sums must be multiplied by `factors` then.
   template <bool kIsCareful>
   FLASHTILE_DEVICE bool weigh(bool is_first, float (&factors)[2]) {
     bool has_moved = false;
-    if constexpr (Scores::Kind::kIsGeneral) rules.make_logits(scores, tile, n_block);
     bool is_careful = kIsCareful;
-    if constexpr (kIsCareful && !kFollows && !kHasPlainLoop) {
+    if constexpr (!kFollows && (!kIsCareful || !kHasPlainLoop)) {
       const float floor = Scores::Kind::kIsGeneral ? kMaskedLogit : -infinity();
-      is_careful = is_first || !is_plain() || (Scores::kAsksSettled && !softmax.is_settled(floor));
+      if constexpr (kIsCareful) is_careful = is_first || !is_plain();
+      if constexpr (Scores::kAsksSettled) is_careful = is_careful || !softmax.is_settled(floor);
     }
+    if constexpr (Scores::kAddsToExponents && !kFollows) {
+      if (!is_careful) {
+        softmax.weigh_with_terms(scores, params.scale,
+                                 [&](const auto& use) { rules.for_each_term(use); });
+        return false;
+      }
+    }
+    if constexpr (Scores::Kind::kIsGeneral) rules.make_logits(scores, tile, n_block);
     if constexpr (kTrustsTinyProducts) {
       if (is_tiny && !is_careful) {
         softmax.weigh_tiny(scores, params.short_cap_line, params.tiny_products);
@@ -334,8 +354,8 @@ struct Sm90Compute {
     }
     if (is_careful) {
       if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
-      has_moved = prepare(factors);
-      const bool is_redone = tile.kind == kTileToRedo;
+      has_moved = prepare<kIsCareful>(factors);
+      const bool is_redone = kIsCareful && tile.kind == kTileToRedo;
       if (Scores::Kind::kIsGeneral && is_redone && softmax.is_huge()) {
         softmax.weigh_wide(scores, rules.logit_scale());
       } else {
@@ -402,11 +422,11 @@ struct Sm90Compute {
     take_terms();
     wait_for_products<kHasValues ? 1 : 0>();
     pin(scores);
-    release_keys();
+    if constexpr (Scores::kTakesBiasAhead) sync_warp();
+    if constexpr (!kReleasesLate) release_keys();
     if constexpr (Config::kWarpsStore) {
       arrive_if(memory.query_free(query_buffer()), is_last_of_tile() && lane_idx() == 0);
     }
-    release_terms();
   }
 
   FLASHTILE_DEVICE void wait_for_sums(uint32 behind) {
@@ -463,6 +483,7 @@ struct Sm90Compute {
     num_passed = 0;
     float factors[2];
     weigh<true>(true, factors);
+    end_terms();
     end_first_block();
   }
   FLASHTILE_DEVICE void end_first_block() {
@@ -472,16 +493,18 @@ struct Sm90Compute {
     clear_hidden_values();
   }
 
-  /// The next key block of the tile, which needs no care, beside the values of the one before.
+  /// The next key block of the tile, which hides nothing, beside the values of the one before.
   FLASHTILE_DEVICE void plain_block() {
     multiply<true>([&] {
       if constexpr (!Config::kIsMapped) --n_block;
     });
     float factors[2];
-    weigh<false>(false, factors);
+    const bool has_moved = weigh<false>(false, factors);
+    end_terms();
     hold_back_values();
     wait_for_sums(2);
     adds = 1;
+    if (has_moved) scale_rows(factors);
     pack_weights();
   }
 
@@ -504,6 +527,7 @@ struct Sm90Compute {
     });
     float factors[2];
     const bool has_moved = weigh<true>(is_first, factors);
+    end_terms();
     hold_back_values();
     wait_for_sums(2);
     if (is_first) {

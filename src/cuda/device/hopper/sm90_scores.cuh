@@ -28,6 +28,9 @@ struct Sm90Scores {
       Expressions::kIsScoreLinear || (!Expressions::kHasScore && Config::kBias != Element::kNone);
   /// Options add terms to scores that do not depend on them.
   static constexpr bool kHasTerms = Kind::kIsGeneral && Expressions::kAddsToScore;
+  /// Terms from shared memory alone: exponents are sums of two products, and nobody needs logits.
+  static constexpr bool kAddsToExponents = (Config::kAddsByDistance || Config::kCopiesBias) &&
+                                           !Config::kHasSoftcap && !Config::kWantsMaxLogit;
   /// Rows may not have seen a key behind a tile's first block, or logits may go far from its own.
   static constexpr bool kAsksSettled = Config::kIsMapped || Kind::kIsGeneral;
   /// Masks other than by position hide pairs.
@@ -37,11 +40,11 @@ struct Sm90Scores {
   const UserParams& user;
   float slope = 0.0f;   ///< of the tile's head, negative and in log2 units
   float lane_distance;  ///< distance_of, in a tile and a block that begin at 0
-  uint32 biases[Config::kCopiesBias ? kBlockN / 4 : 1];  ///< pairs
-  /// By distance: what a row's next eight columns add is what those before add eight rows below.
-  float terms[!kHasTerms || Config::kCopiesBias ? 1
-              : Config::kAddsByDistance         ? kBlockN / 4 + 2
-                                                : kBlockN / 2];
+  /// Keys, which a bias comes with, are released before weights are made of it.
+  static constexpr bool kTakesBiasAhead = Config::kCopiesBias && kBlockN <= 64;
+  uint32 biases[kTakesBiasAhead ? kBlockN / 4 : 1];  ///< pairs
+  uint32 lane_terms = 0;  ///< those from shared memory: where the lane's first two lie
+  float terms[kHasTerms && !Config::kCopiesBias && !Config::kAddsByDistance ? kBlockN / 2 : 1];
   uint32 kept[Config::kHasDropout ? kBlockN / 4 : 1];  ///< bits of packed weights
   uint32 seen[2] = {};  ///< a bit of each column, for both rows, of a block that masks cut
 
@@ -112,14 +115,33 @@ struct Sm90Scores {
     return static_cast<float>(of_tile) + (lane_distance + static_cast<float>(half * 8));
   }
 
-  /// What is added to a score.
-  FLASHTILE_DEVICE float term_of(int i) const {
-    if constexpr (Config::kCopiesBias) {
-      float pair[2];
-      unpack<Config::kBias>(biases[i / 2], pair[0], pair[1]);
-      return pair[i % 2];
+  /// Calls `use(i, term)` for what is added to each score.
+  template <class Use>
+  FLASHTILE_DEVICE void for_each_term(const Use& use) const {
+    if constexpr (Config::kAddsByDistance) {
+      // What a row's next eight columns add is what those before add eight rows below.
+      FloatPair below = load_shared_floats(lane_terms);
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kBlockN / 8; ++n) {
+        const FloatPair above = load_shared_floats(lane_terms + static_cast<uint32>(n * 32 + 32));
+        use(n * 4, above.x);
+        use(n * 4 + 1, above.y);
+        use(n * 4 + 2, below.x);
+        use(n * 4 + 3, below.y);
+        below = above;
+      }
+    } else if constexpr (Config::kCopiesBias) {
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kBlockN / 4; ++i) {
+        float pair[2];
+        unpack<Config::kBias>(kTakesBiasAhead ? biases[kTakesBiasAhead ? i : 0] : copied_pair(i),
+                              pair[0], pair[1]);
+        use(i * 2, pair[0]);
+        use(i * 2 + 1, pair[1]);
+      }
     } else {
-      return terms[Config::kAddsByDistance ? (i / 4 + 1 - i / 2 % 2) * 2 + i % 2 : i];
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kBlockN / 2; ++i) use(i, terms[i]);
     }
   }
 
@@ -130,10 +152,8 @@ struct Sm90Scores {
         cap_scores<Config, 1, kBlockN>(tile_of(scores), params.call);
       }
       const float scale = Config::kHasSoftcap ? params.call.softcap : params.call.softmax_scale;
-      FLASHTILE_UNROLL
-      for (int i = 0; i < kBlockN / 2; ++i) {
-        scores[i] = fused_multiply_add(scores[i], scale, term_of(i));
-      }
+      for_each_term(
+          [&](int i, float term) { scores[i] = fused_multiply_add(scores[i], scale, term); });
     } else {
       change_scores(scores, tile, n_block);
     }
@@ -238,7 +258,8 @@ struct Sm90Scores {
     };
     const decltype(of_row(0)) of_rows[2] = {of_row(0), of_row(1)};
     seen[0] = seen[1] = 0;
-    constexpr int kAtOnce = 4;
+    constexpr bool kHasRoom = Config::kComputeRegisters > 200;
+    constexpr int kAtOnce = !kHasRoom ? 4 : kBlockN % 64 == 0 ? 16 : kBlockN % 32 == 0 ? 8 : 4;
     FLASHTILE_NO_UNROLL
     for (int first = 0; first < kBlockN / 4; first += kAtOnce) {
       uint32 bits[2] = {};
@@ -327,38 +348,32 @@ struct Sm90Scores {
     }
   }
 
-  /// Terms by distance, from where they have been made of a block (Sm90Terms).
+  /// Where terms by distance have been made of a block (Sm90Terms).
   FLASHTILE_DEVICE void take_terms(uint32 made) {
     const int thread = fresh(thread_idx());
     const int row = (thread / kWarpSize - 4) * 16 + thread % kWarpSize / 4;
     // Of the lane's first columns in the lower one of its rows. Pairs are aligned in one copy.
     const int place = Keys::kBlockM - 1 - (row + 8) + thread % 4 * 2;
     constexpr int kCopy = kShape.term_copy_bytes();
-    const uint32 first =
-        made + static_cast<uint32>(place % 2 == 0 ? place * 4 : kCopy + (place - 1) * 4);
-    FLASHTILE_UNROLL
-    for (int n = 0; n <= kBlockN / 8; ++n) {
-      const FloatPair pair = load_shared_floats(first + static_cast<uint32>(n * 32));
-      terms[n * 2] = pair.x;
-      terms[n * 2 + 1] = pair.y;
-    }
+    lane_terms = made + static_cast<uint32>(place % 2 == 0 ? place * 4 : kCopy + (place - 1) * 4);
   }
 
-  /// The bias of a block, as the copy engine has left it.
+  /// Where the copy engine has left the bias of a block.
   FLASHTILE_DEVICE void take_bias(uint32 copied) {
     const int thread = fresh(thread_idx());
     const int row = (thread / kWarpSize - 4) * 16 + thread % kWarpSize / 4;
-    // A row's four pieces of 16 bytes are swizzled by two bits of its number.
-    const uint32 lane = copied + static_cast<uint32>(row * 64 + row / 2 % 4 * 16 + thread % 4 * 4);
-    FLASHTILE_UNROLL
-    for (int n = 0; n < kBlockN / 8; ++n) {
-      const uint32 address = (lane ^ static_cast<uint32>(n % 4 * 16)) +
-                             static_cast<uint32>(n / 4 * kShape.bias_chunk_bytes());
+    lane_terms = copied + static_cast<uint32>(row * 64 + row / 2 % 4 * 16 + thread % 4 * 4);
+    if constexpr (kTakesBiasAhead) {
       FLASHTILE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        biases[n * 2 + half] = load_shared_word(address + static_cast<uint32>(half * 8 * 64));
-      }
+      for (int i = 0; i < kBlockN / 4; ++i) biases[i] = copied_pair(i);
     }
+  }
+  /// Of two columns, for both rows in turns.
+  FLASHTILE_DEVICE uint32 copied_pair(int i) const {
+    // A row's four pieces of 16 bytes are swizzled by two bits of its number.
+    const int n = i / 2;
+    return load_shared_word((lane_terms ^ static_cast<uint32>(n % 4 * 16)) +
+                            static_cast<uint32>(n / 4 * kShape.bias_chunk_bytes() + i % 2 * 512));
   }
 
   FLASHTILE_DEVICE void find_kept(const Sm90Tile& tile, int n_block) {

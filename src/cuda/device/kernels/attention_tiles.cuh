@@ -1,19 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attention_tiles: the query blocks of packed sequences, those with the most keys first, for
-// kernels whose CTAs take one after the other. One CTA; blocks are sorted by counting.
+// attention_tiles: the query blocks of packed sequences, or of a map of blocks, those with the most
+// keys first, for kernels whose CTAs take one after the other. One CTA; blocks are sorted by
+// counting.
 #pragma once
 
 #include "cuda/device/params/sm90_params.hpp"
 #include "cuda/device/ptx/exchange.cuh"
 #include "cuda/device/ptx/math.cuh"
 #include "cuda/device/ptx/thread.cuh"
+#include "cuda/device/schedule/key_blocks.cuh"
 #include "cuda/device/schedule/sequence.cuh"
 
 namespace flashtile::device {
 
 constexpr int kTileListThreads = 1024;
 constexpr int kNumCosts = Sm90TileList::kNumCosts;
+
+/// The cost of a number: sixteen for each power of two.
+FLASHTILE_DEVICE int cost_of(uint32 number) {
+  const int exponent = 31 - leading_zeros(number | 1u);
+  const int place = exponent < 4
+                        ? static_cast<int>(number)
+                        : (exponent - 3) * 16 + static_cast<int>(number >> (exponent - 4) & 15);
+  return kNumCosts - 1 - (place < kNumCosts ? place : kNumCosts - 1);
+}
+
+/// Of a query block where a map says which key blocks it visits; a block that masks cut counts as
+/// three. The first head speaks for all.
+template <class Config>
+FLASHTILE_DEVICE int mapped_cost(const AttentionParams& params, int batch_idx, int m_block) {
+  constexpr uint32 kLowBits = 0x55555555u;
+  const BlocksParam& blocks = params.blocks;
+  const uint32* row = map_row(blocks, batch_idx, 0, m_block, params.grid.num_m_blocks);
+  uint32 sum = 0;
+  for (int i = 0; i < blocks.map_words; ++i) {
+    const auto word = static_cast<uint32>(load_fresh(reinterpret_cast<const int*>(row) + i));
+    const int num_visited = count_ones(word & kLowBits);
+    const int num_full = count_ones(word >> 1 & kLowBits);
+    sum += static_cast<uint32>(3 * num_visited - 2 * num_full);
+  }
+  return cost_of(sum);
+}
 
 /// Calls visit(batch_idx, m_block, cost) for each query block; the least cost has the most keys.
 template <class Config, class Visit>
@@ -22,8 +50,15 @@ FLASHTILE_DEVICE void for_each_query_block(const AttentionParams& params, const 
   for (int b = warp_idx(); b < params.lengths.batch_size; b += kTileListThreads / kWarpSize) {
     const Sequence sequence = load_sequence(params, b);
     const variant::PositionMask mask = position_mask(params.position, sequence);
-    const int num_blocks = (sequence.seqlen_q + Config::kBlockM - 1) / Config::kBlockM;
+    // Of tensors that are not packed all rows are written.
+    const int num_blocks = Config::kPackedQ
+                               ? (sequence.seqlen_q + Config::kBlockM - 1) / Config::kBlockM
+                               : params.grid.num_m_blocks;
     for (int m = lane_idx(); m < num_blocks; m += kWarpSize) {
+      if constexpr (Config::kIsMapped) {
+        visit(b, m, mapped_cost<Config>(params, b, m));
+        continue;
+      }
       const int first = m * Config::kBlockM;
       const int last = clamp(first + Config::kBlockM, 0, sequence.seqlen_q) - 1;
       const int64 keys =

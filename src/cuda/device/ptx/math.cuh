@@ -19,6 +19,7 @@ FLASHTILE_DEVICE bool is_finite(float value) {
   return (bits_of_float(value) & 0x7f800000u) != 0x7f800000u;
 }
 
+FLASHTILE_DEVICE int count_ones(uint32 bits) { return __popc(bits); }
 /// Of 32 bits; 32 where all are 0.
 FLASHTILE_DEVICE int leading_zeros(uint32 bits) { return __clz(static_cast<int>(bits)); }
 

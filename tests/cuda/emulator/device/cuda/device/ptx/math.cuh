@@ -31,6 +31,7 @@ inline double power_of_two(int exponent) { return std::ldexp(1.0, exponent); }
 inline float infinity() { return std::numeric_limits<float>::infinity(); }
 inline float not_a_number() { return float_from_bits(0x7fffffffu); }
 inline bool is_finite(float value) { return std::isfinite(value); }
+inline int count_ones(uint32 bits) { return __builtin_popcount(bits); }
 inline int leading_zeros(uint32 bits) { return bits == 0 ? 32 : __builtin_clz(bits); }
 inline float multiply_rounded(float a, float b) { return a * b; }
 inline float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
