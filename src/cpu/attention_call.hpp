@@ -36,6 +36,8 @@ struct IsaEntry {
   std::string_view merge_name;
   const ServingKernels* serving;
   const LinearKernels* linear;
+  /// The delta rule's backward in chunks; null where there is none.
+  const ScalarDecayOperandKernels* delta_floats = nullptr;
   /// Over bf16 pairs, for bf16 inputs; null where the set has no dot product for them.
   const OperandKernels* attention_pairs = nullptr;
   const ScalarDecayOperandKernels* scalar_decay_pairs = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The delta family on the CPU: chunks of products where the decay is one number a row and there are
-// bf16 pairs to multiply, otherwise row by row.
+// The delta family on the CPU: chunks of products where the decay is one number a row, backward,
+// and forward where there are bf16 pairs to multiply; otherwise row by row.
 #include "cpu/recurrent_call.hpp"
 #include "cpu/scalar_decay_call.hpp"
 
@@ -11,14 +11,14 @@ namespace {
 /// Elements of a state from which on products pay in a forward: packing does not depend on it.
 constexpr int64_t kLeastState = 48 * 48;
 
-/// Depends on no length, so that packed sequences have the bits of separate ones.
+/// Depends on no length, so that packed sequences have the bits of separate ones. Forward in
+/// float32 rows by themselves take as many multiply-adds.
 bool has_chunks(const IsaEntry& isa, const LinearProblem& problem) {
   const LinearOp& op = *problem.op;
-  const bool is_worth_it =
-      problem.pass == LinearPass::kBackward || problem.head_dim * problem.head_dim_v >= kLeastState;
-  return is_worth_it && op.update == LinearUpdate::kDelta &&
-         op.gate != LinearGate::kVectorLogDecay && problem.dtype == DType::kBF16 &&
-         isa.delta_pairs != nullptr;
+  if (op.update != LinearUpdate::kDelta || op.gate == LinearGate::kVectorLogDecay) return false;
+  const bool is_paired = problem.dtype == DType::kBF16 && isa.delta_pairs != nullptr;
+  if (problem.pass == LinearPass::kBackward) return is_paired || isa.delta_floats != nullptr;
+  return is_paired && problem.head_dim * problem.head_dim_v >= kLeastState;
 }
 
 }  // namespace

@@ -35,8 +35,9 @@ const auto& all_entries() {
     FLASHTILE_ENTRY(Isa::kScalar, scalar, scalar),
 #if defined(__x86_64__)
     FLASHTILE_ENTRY(Isa::kAvx2, avx2, avx2),
-    FLASHTILE_ENTRY(Isa::kAvx512, avx512, avx512),
-    FLASHTILE_ENTRY(Isa::kAvx512Bf16, avx512_bf16, avx512, &avx512_bf16::attention_pair_kernels(),
+    FLASHTILE_ENTRY(Isa::kAvx512, avx512, avx512, &avx512::delta_float_kernels()),
+    FLASHTILE_ENTRY(Isa::kAvx512Bf16, avx512_bf16, avx512, &avx512::delta_float_kernels(),
+                    &avx512_bf16::attention_pair_kernels(),
                     &avx512_bf16::scalar_decay_pair_kernels(), &avx512_bf16::delta_pair_kernels(),
                     &avx512_bf16::decode_pair_kernels()),
 #elif defined(__aarch64__)

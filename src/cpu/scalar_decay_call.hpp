@@ -8,8 +8,7 @@
 
 namespace flashtile::cpu {
 
-/// The kernels that a problem is computed with: bf16 pairs for bf16 inputs where there are any. The
-/// delta rule has no others.
+/// The kernels that a problem is computed with: bf16 pairs for bf16 inputs where there are any.
 const ScalarDecayOperandKernels& scalar_decay_operands(const IsaEntry& isa,
                                                        const LinearProblem& problem);
 ScalarDecayShape scalar_decay_shape(const LinearProblem& problem, int64_t max_rows);

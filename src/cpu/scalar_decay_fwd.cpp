@@ -15,8 +15,10 @@ namespace flashtile::cpu {
 
 const ScalarDecayOperandKernels& scalar_decay_operands(const IsaEntry& isa,
                                                        const LinearProblem& problem) {
-  if (problem.op->update == LinearUpdate::kDelta) return *isa.delta_pairs;
   const bool is_paired = problem.dtype == DType::kBF16 && isa.scalar_decay_pairs != nullptr;
+  if (problem.op->update == LinearUpdate::kDelta) {
+    return is_paired ? *isa.delta_pairs : *isa.delta_floats;
+  }
   return is_paired ? *isa.scalar_decay_pairs : isa.linear->scalar_decay.operands;
 }
 

@@ -27,7 +27,7 @@ struct DeltaChunkScratch : ScalarDecayBwdScratch<Operands> {
   BothSides<Operands> u;
   BothSides<Operands> n;   ///< N
   BothSides<Operands> dn;  ///< -U V^', then its part of the gradient of K K'
-  Element* state_left;     ///< S', a row for each value dimension
+  Element* state_left;     ///< S', a row for each value dimension; none: itself
   float* state_values;     ///< S'K'
   float* residual;         ///< K S, then R
   float* decay;            ///< D
@@ -45,8 +45,11 @@ struct DeltaChunkScratch : ScalarDecayBwdScratch<Operands> {
     u.place(scratch, rows, this->ld_v);
     n.place(scratch, rows, this->ld_rows);
     dn.place(scratch, rows, this->ld_rows);
-    state_left = reinterpret_cast<Element*>(
-        scratch.take_bytes(Operands::bytes(shape.head_dim_v, this->ld_k)));
+    state_left = nullptr;
+    if constexpr (!kHasFloatElements<Operands>) {
+      state_left = reinterpret_cast<Element*>(
+          scratch.take_bytes(Operands::bytes(shape.head_dim_v, this->ld_k)));
+    }
     state_values = scratch.take<float>(shape.head_dim_v * this->ld_rows);
     residual = scratch.take<float>(rows * this->ld_v);
     decay = scratch.take<float>(rows * this->ld_rows);
@@ -65,6 +68,13 @@ struct DeltaChunkScratch : ScalarDecayBwdScratch<Operands> {
     return shape;
   }
 };
+
+/// Where column `col` of a block that pack_right made begins; multiples of 32.
+template <class Operands>
+FLASHTILE_INLINE typename Operands::Element* at_column(typename Operands::Element* block,
+                                                       int64_t col) {
+  return block + (kHasFloatElements<Operands> ? col : 2 * col);
+}
 
 /// Rows, normalised where that is asked for, on either side of a product. True where some value is
 /// not finite.
@@ -132,7 +142,7 @@ bool pack_delta_keys(const ScalarDecayBwdChunk& c, DeltaChunkScratch<Operands>& 
 
 /// V -> V^, and R, of some value dimensions. False: row by row.
 template <class Operands>
-bool find_values(const ScalarDecayBwdChunk& c, const ColumnRange& part,
+bool find_values(const ScalarDecayBwdChunk& c, const cpu::ColumnRange& part,
                  DeltaChunkScratch<Operands>& scratch) {
   const ScalarDecayShape& shape = *c.shape;
   const int64_t ld = scratch.ld_v;
@@ -141,16 +151,22 @@ bool find_values(const ScalarDecayBwdChunk& c, const ColumnRange& part,
   if (c.rows > 1 && has_nonfinite) return false;
   float* values = scratch.v.floats + part.first;
   float* residual = scratch.residual;  // from column 0 on
-  auto* right = scratch.v.right + 2 * part.first;
+  auto* right = at_column<Operands>(scratch.v.right, part.first);
   const int64_t seeing = rows_that_see_state(c);
   if (seeing > 0) {
-    for (int64_t j = 0; j < part.count; ++j) {
-      for (int64_t d = 0; d < shape.head_dim; d += kLanes) {
-        store_flush(scratch.state_left + j * scratch.ld_k + d,
-                    load(c.state + (part.first + j) * scratch.ld_k + d));
+    const typename Operands::Element* state = nullptr;
+    if constexpr (kHasFloatElements<Operands>) {
+      state = c.state + part.first * scratch.ld_k;
+    } else {
+      state = scratch.state_left;
+      for (int64_t j = 0; j < part.count; ++j) {
+        for (int64_t d = 0; d < shape.head_dim; d += kLanes) {
+          store_flush(scratch.state_left + j * scratch.ld_k + d,
+                      load(c.state + (part.first + j) * scratch.ld_k + d));
+        }
       }
     }
-    Operands::multiply(part.count, seeing, shape.head_dim, scratch.state_left, scratch.ld_k,
+    Operands::multiply(part.count, seeing, shape.head_dim, state, scratch.ld_k,
                        scratch.k_transposed, ld_rows,
                        {.c = scratch.state_values, .ldc = ld_rows, .prefetch = &scratch.prefetch});
     const RowList list(reinterpret_cast<char*>(scratch.state_values), ld_rows * 4, part.count);
@@ -200,7 +216,8 @@ bool delta_chunk_bwd_state(const ScalarDecayBwdChunk& c) {
   if (!pack_delta_keys<F>(c, scratch) || !find_values(c, c.part, scratch)) return false;
   const int64_t first = c.part.first;
   right_from_floats(scratch.v.floats + first, scratch.ld_v, c.rows, c.part.count,
-                    scratch.factors.to_state, scratch.v_decayed + 2 * first, scratch.ld_v);
+                    scratch.factors.to_state, at_column<Operands>(scratch.v_decayed, first),
+                    scratch.ld_v);
   update_state<Operands>(c.part.count, c.shape->head_dim, c.rows, scratch.factors.state,
                          c.has_state, Operands::from_column(scratch.v_decayed, first), scratch.ld_v,
                          scratch.k.right, scratch.ld_k, c.state + first * scratch.ld_k,
@@ -214,9 +231,9 @@ inline int64_t first_row_behind(const ScalarDecayBwdChunk& c) {
   return !c.has_dstate ? c.rows : last_reset < 0 ? 0 : last_reset;
 }
 
-/// P and dV^, from that Z and U, from the last block to the first. False: row by row.
+/// P and, from that and dS', dV^.
 template <class Operands>
-bool find_value_gradients(const ScalarDecayBwdChunk& c, DeltaChunkScratch<Operands>& scratch) {
+void find_corrected_gradients(const ScalarDecayBwdChunk& c, DeltaChunkScratch<Operands>& scratch) {
   const ScalarDecayShape& shape = *c.shape;
   const int64_t ld = scratch.ld_v;
   const int64_t ld_rows = scratch.ld_rows;
@@ -225,10 +242,15 @@ bool find_value_gradients(const ScalarDecayBwdChunk& c, DeltaChunkScratch<Operan
   for (int64_t i = 0; i < behind; ++i) fill_row(scratch.dv + i * ld, columns, 0);
   for (int64_t i = c.rows; i < padded(c.rows); ++i) fill_row(scratch.dv + i * ld, columns, 0);
   if (behind < c.rows) {
-    right_from_floats(c.dstate, ld, shape.head_dim, columns, nullptr, scratch.dstate_right, ld);
+    const typename Operands::Element* dstate = nullptr;
+    if constexpr (kHasFloatElements<Operands>) {
+      dstate = c.dstate;
+    } else {
+      dstate = scratch.dstate_right;
+      right_from_floats(c.dstate, ld, shape.head_dim, columns, nullptr, scratch.dstate_right, ld);
+    }
     Operands::multiply(c.rows - behind, columns, shape.head_dim,
-                       scratch.k.left + behind * scratch.ld_k, scratch.ld_k, scratch.dstate_right,
-                       ld,
+                       scratch.k.left + behind * scratch.ld_k, scratch.ld_k, dstate, ld,
                        {.c = scratch.dv + behind * ld, .ldc = ld, .prefetch = &scratch.prefetch});
   }
   for (int64_t begin = 0; begin < c.rows; begin += kChunkBlock) {
@@ -260,6 +282,14 @@ bool find_value_gradients(const ScalarDecayBwdChunk& c, DeltaChunkScratch<Operan
                                    .row_scale = scratch.factors.to_state + begin,
                                    .prefetch = &scratch.prefetch});
   }
+}
+
+/// dV^ -> Z and U, from the last block to the first. False: row by row.
+template <class Operands>
+bool solve_value_gradients(const ScalarDecayBwdChunk& c, DeltaChunkScratch<Operands>& scratch) {
+  const int64_t ld = scratch.ld_v;
+  const int64_t ld_rows = scratch.ld_rows;
+  const int64_t columns = c.shape->head_dim_v;
   bool is_finite = true;
   for (int64_t first = padded(c.rows) - kSolvedRows; first >= 0; first -= kSolvedRows) {
     const int64_t next = first + kSolvedRows;
@@ -326,7 +356,8 @@ bool delta_chunk_bwd_dstate(const ScalarDecayBwdChunk& c) {
   DeltaChunkScratch<Operands> scratch(c.scratch, *c.shape);
   if (!pack_delta_keys<F>(c, scratch)) return false;
   if (pack_delta_queries(c, scratch) && c.rows > 1) return false;
-  if (!find_value_gradients(c, scratch)) return false;
+  find_corrected_gradients(c, scratch);
+  if (!solve_value_gradients(c, scratch)) return false;
   add_to_dstate(c, 0, scratch);
   add_keys_to_dstate(c, scratch);
   return true;
@@ -346,8 +377,10 @@ void keys_behind(const ScalarDecayBwdChunk& c, DeltaChunkScratch<Operands>& scra
   const RowList rows(reinterpret_cast<char*>(c.dstate), scratch.ld_v * 4, shape.head_dim);
   pack_rows_transposed({rows.rows, DType::kF32, 1}, shape.head_dim, shape.head_dim_v,
                        scratch.dstate_transposed, ld);
-  right_from_floats(scratch.dstate_transposed, ld, shape.head_dim_v, shape.head_dim, nullptr,
-                    scratch.dstate_transposed_right, ld);
+  if constexpr (!kHasFloatElements<Operands>) {
+    right_from_floats(scratch.dstate_transposed, ld, shape.head_dim_v, shape.head_dim, nullptr,
+                      scratch.dstate_transposed_right, ld);
+  }
   Operands::multiply(c.rows - behind, shape.head_dim, shape.head_dim_v,
                      scratch.v.left + behind * scratch.ld_v, scratch.ld_v,
                      scratch.dstate_transposed_right, ld,
@@ -457,7 +490,8 @@ bool delta_chunk_bwd_chunk(const ScalarDecayBwdChunk& c) {
   if (!pack_delta_keys<F>(c, scratch)) return false;
   if (pack_delta_queries(c, scratch) && c.rows > 1) return false;
   if (!find_values(c, {0, shape.head_dim_v}, scratch)) return false;
-  if (!find_value_gradients(c, scratch)) return false;
+  find_corrected_gradients(c, scratch);
+  if (!solve_value_gradients(c, scratch)) return false;
   scratch.v.set_left(0, c.rows, shape.head_dim_v);
   scratch.u.set_left(0, c.rows, shape.head_dim_v);
   pack_floats_transposed<Operands>(scratch.v.floats, scratch.ld_v, c.rows, shape.head_dim_v,
@@ -469,8 +503,14 @@ bool delta_chunk_bwd_chunk(const ScalarDecayBwdChunk& c) {
   pack_bwd_state(c, scratch);
   state_products(c, seeing, scratch);
   if (seeing > 0) {
+    const typename Operands::Element* state = nullptr;
+    if constexpr (kHasFloatElements<Operands>) {
+      state = c.state;
+    } else {
+      state = scratch.state;
+    }
     Operands::multiply(seeing, shape.head_dim, shape.head_dim_v, scratch.u.left, scratch.ld_v,
-                       scratch.state, scratch.ld_k,
+                       state, scratch.ld_k,
                        {.c = scratch.dk_state, .ldc = scratch.ld_k, .prefetch = &scratch.prefetch});
   }
   delta_pair_gradients(c, scratch);
@@ -502,6 +542,14 @@ bool delta_chunk_bwd_chunk(const ScalarDecayBwdChunk& c) {
 template <class Operands>
 int64_t delta_chunk_bwd_scratch_bytes(const ScalarDecayShape& shape) {
   return DeltaChunkScratch<Operands>(nullptr, shape).bytes;
+}
+
+template <class Operands, class F>
+constexpr ScalarDecayOperandKernels delta_chunk_kernels() {
+  return {.bwd_scratch_bytes = delta_chunk_bwd_scratch_bytes<Operands>,
+          .bwd_state = delta_chunk_bwd_state<F, Operands>,
+          .bwd_dstate = delta_chunk_bwd_dstate<F, Operands>,
+          .bwd_chunk = delta_chunk_bwd_chunk<F, Operands>};
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

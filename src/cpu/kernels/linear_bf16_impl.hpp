@@ -13,15 +13,12 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 constexpr ScalarDecayOperandKernels kPairKernels =
     scalar_decay_operand_kernels<Bf16Operands, Exp2Fast>();
 
-/// Nothing divides.
-constexpr ScalarDecayOperandKernels kDeltaPairKernels = {
-    kPairKernels.fwd_scratch_bytes,
-    kPairKernels.fwd_chunk,
-    delta_chunk_bwd_scratch_bytes<Bf16Operands>,
-    delta_chunk_bwd_state<Exp2Fast, Bf16Operands>,
-    /*bwd_divisors=*/nullptr,
-    delta_chunk_bwd_dstate<Exp2Fast, Bf16Operands>,
-    delta_chunk_bwd_chunk<Exp2Fast, Bf16Operands>};
+constexpr ScalarDecayOperandKernels kDeltaPairKernels = [] {
+  ScalarDecayOperandKernels kernels = delta_chunk_kernels<Bf16Operands, Exp2Fast>();
+  kernels.fwd_scratch_bytes = kPairKernels.fwd_scratch_bytes;
+  kernels.fwd_chunk = kPairKernels.fwd_chunk;
+  return kernels;
+}();
 
 const ScalarDecayOperandKernels& scalar_decay_pair_kernels() { return kPairKernels; }
 const ScalarDecayOperandKernels& delta_pair_kernels() { return kDeltaPairKernels; }

@@ -4,6 +4,7 @@
 // The table of linear attention's kernels of one instruction set; included by one file for each.
 
 #include "cpu/kernels/delta_bwd.hpp"
+#include "cpu/kernels/delta_chunk_bwd.hpp"
 #include "cpu/kernels/linear_kernels.hpp"
 #include "cpu/kernels/recurrent_bwd.hpp"
 #include "cpu/kernels/scalar_decay_operand_kernels.hpp"
@@ -58,5 +59,11 @@ constexpr LinearKernels kLinearKernels = {{scalar_decay_state_ld, scalar_decay_d
                                           kFeatureMapKernels};
 
 const LinearKernels& linear_kernels() { return kLinearKernels; }
+
+#if defined(__AVX512F__)  // for AVX-512 alone: in each set they take a second to build
+constexpr ScalarDecayOperandKernels kDeltaFloatKernels = delta_chunk_kernels<FloatOperands, Exp2>();
+
+const ScalarDecayOperandKernels& delta_float_kernels() { return kDeltaFloatKernels; }
+#endif
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

@@ -30,7 +30,8 @@ const LinearKernels& linear_kernels();
 }
 namespace avx512 {
 const LinearKernels& linear_kernels();
-}
+const ScalarDecayOperandKernels& delta_float_kernels();
+}  // namespace avx512
 namespace neon {
 const LinearKernels& linear_kernels();
 }

@@ -18,7 +18,7 @@ struct ScalarDecayShape {
   int64_t head_dim_v;
   ChunkDivisor divisor;
   float scale;
-  bool is_delta;  ///< values are corrected by the delta rule; over bf16 pairs only
+  bool is_delta;  ///< values are corrected by the delta rule; forward over bf16 pairs only
 };
 
 /// Gates of the rows of a chunk. Decays are powers of two, summed up since the chunk began or,
@@ -111,19 +111,20 @@ struct ScalarDecayBwdChunk {
 
 /// The kernels for one kind of operands. What takes a chunk refuses it, with nothing written, by
 /// returning false: where an input is not finite, and there is more than one row, rows have to be
-/// worked on one by one, so that 0 times infinity reaches no row that does not see it.
+/// worked on one by one, so that 0 times infinity reaches no row that does not see it. For the
+/// delta rule there is no bwd_divisors, and over floats no forward.
 struct ScalarDecayOperandKernels {
-  int64_t (*fwd_scratch_bytes)(const ScalarDecayShape& shape);
-  bool (*fwd_chunk)(const ScalarDecayFwdChunk& chunk);
-  int64_t (*bwd_scratch_bytes)(const ScalarDecayShape& shape);
+  int64_t (*fwd_scratch_bytes)(const ScalarDecayShape& shape) = nullptr;
+  bool (*fwd_chunk)(const ScalarDecayFwdChunk& chunk) = nullptr;
+  int64_t (*bwd_scratch_bytes)(const ScalarDecayShape& shape) = nullptr;
   /// The state behind the chunk.
-  bool (*bwd_state)(const ScalarDecayBwdChunk& chunk);
+  bool (*bwd_state)(const ScalarDecayBwdChunk& chunk) = nullptr;
   /// `divisors`, from the state before the chunk.
-  bool (*bwd_divisors)(const ScalarDecayBwdChunk& chunk);
+  bool (*bwd_divisors)(const ScalarDecayBwdChunk& chunk) = nullptr;
   /// The gradient of the state before the chunk, in place of that behind it: what bwd_chunk does to
   /// it. With a divisor it takes what bwd_divisors took, and refuses nothing.
-  bool (*bwd_dstate)(const ScalarDecayBwdChunk& chunk);
-  bool (*bwd_chunk)(const ScalarDecayBwdChunk& chunk);
+  bool (*bwd_dstate)(const ScalarDecayBwdChunk& chunk) = nullptr;
+  bool (*bwd_chunk)(const ScalarDecayBwdChunk& chunk) = nullptr;
 };
 
 struct ScalarDecayKernels {
