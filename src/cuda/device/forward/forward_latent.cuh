@@ -383,8 +383,9 @@ struct ForwardLatent : ForwardBase<Config> {
         wait(weights_full(), count % 2);
         HalfRows<1, kBlockN> weights;
         weights.template load<WeightTile>(tile, first_warp_row);
-        // Lane 0 arrives for all below: the exchange holds it until each of them has read.
-        notice = shuffle(load_shared_word(notice_address()), 0);
+        // By lane 0 alone, which arrives for all below.
+        if (lane_idx() == 0) notice = load_shared_word(notice_address());
+        notice = shuffle(notice, 0);
         if ((notice & kIsWritten) != 0) fence_shared_for_async();
         if ((notice & kHasMoved) != 0) scale_sums();
         arrive_as_warp(weights_free());
