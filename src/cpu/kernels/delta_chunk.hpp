@@ -21,6 +21,11 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 /// Rows of a block that is solved in registers.
 inline constexpr int64_t kSolvedRows = 16;
 
+/// Rows with those that fill the last block.
+FLASHTILE_INLINE int64_t whole_blocks(int64_t rows) {
+  return (rows + kSolvedRows - 1) / kSolvedRows * kSolvedRows;
+}
+
 /// The distance of rows in elements.
 FLASHTILE_INLINE int64_t scalar_stride(const ChunkRows& scalars) {
   return scalars.row_stride / (scalars.dtype == DType::kF32 ? 4 : 2);

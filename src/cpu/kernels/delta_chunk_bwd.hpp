@@ -39,9 +39,9 @@ struct DeltaChunkScratch : ScalarDecayBwdScratch<Operands> {
   float* dbeta;
 
   DeltaChunkScratch(char* memory, const ScalarDecayShape& shape)
-      : ScalarDecayBwdScratch<Operands>(memory, whole_blocks(shape)) {
+      : ScalarDecayBwdScratch<Operands>(memory, with_whole_blocks(shape)) {
     Scratch scratch{memory, this->bytes};
-    const int64_t rows = whole_blocks(shape).max_rows;
+    const int64_t rows = whole_blocks(shape.max_rows);
     u.place(scratch, rows, this->ld_v);
     n.place(scratch, rows, this->ld_rows);
     dn.place(scratch, rows, this->ld_rows);
@@ -63,8 +63,8 @@ struct DeltaChunkScratch : ScalarDecayBwdScratch<Operands> {
   }
 
  private:
-  static ScalarDecayShape whole_blocks(ScalarDecayShape shape) {
-    shape.max_rows = padded(shape.max_rows);
+  static ScalarDecayShape with_whole_blocks(ScalarDecayShape shape) {
+    shape.max_rows = whole_blocks(shape.max_rows);
     return shape;
   }
 };
@@ -188,9 +188,11 @@ bool find_values(const ScalarDecayBwdChunk& c, const cpu::ColumnRange& part,
                          ld, {.c = block, .ldc = ld, .alpha = -1.0f, .accumulate = true});
     }
     float m[kSolvedRows * kSolvedRows];
-    const Vf weights = load(scratch.beta + first);
     for (int64_t i = 0; i < kSolvedRows; ++i) {
-      store(m + i * kSolvedRows, load(scratch.n.floats + (first + i) * ld_rows + first) * weights);
+      const float* n = scratch.n.floats + (first + i) * ld_rows + first;
+      for (int64_t j = 0; j < kSolvedRows; j += kLanes) {
+        store(m + i * kSolvedRows + j, load(n + j) * load(scratch.beta + first + j));
+      }
     }
     for (int64_t d = 0; d < part.count; d += kLanes) {
       if (solve_rows(m, kSolvedRows, count, block + d, ld)) is_finite = false;
@@ -240,7 +242,7 @@ void find_corrected_gradients(const ScalarDecayBwdChunk& c, DeltaChunkScratch<Op
   const int64_t columns = shape.head_dim_v;
   const int64_t behind = first_row_behind(c);
   for (int64_t i = 0; i < behind; ++i) fill_row(scratch.dv + i * ld, columns, 0);
-  for (int64_t i = c.rows; i < padded(c.rows); ++i) fill_row(scratch.dv + i * ld, columns, 0);
+  for (int64_t i = c.rows; i < whole_blocks(c.rows); ++i) fill_row(scratch.dv + i * ld, columns, 0);
   if (behind < c.rows) {
     const typename Operands::Element* dstate = nullptr;
     if constexpr (kHasFloatElements<Operands>) {
@@ -291,7 +293,7 @@ bool solve_value_gradients(const ScalarDecayBwdChunk& c, DeltaChunkScratch<Opera
   const int64_t ld_rows = scratch.ld_rows;
   const int64_t columns = c.shape->head_dim_v;
   bool is_finite = true;
-  for (int64_t first = padded(c.rows) - kSolvedRows; first >= 0; first -= kSolvedRows) {
+  for (int64_t first = whole_blocks(c.rows) - kSolvedRows; first >= 0; first -= kSolvedRows) {
     const int64_t next = first + kSolvedRows;
     float* z = scratch.dv + first * ld;
     if (next < c.rows) {

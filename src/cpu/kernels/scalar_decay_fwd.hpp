@@ -35,7 +35,7 @@ struct ScalarDecayFwdScratch {
   ScalarDecayFwdScratch(char* memory, const ScalarDecayShape& shape) {
     Scratch scratch{memory};
     // Blocks of the delta rule are solved whole.
-    const int64_t rows = shape.is_delta ? padded(shape.max_rows) : shape.max_rows;
+    const int64_t rows = shape.is_delta ? whole_blocks(shape.max_rows) : shape.max_rows;
     ld_k = deep_tile_ld(shape.head_dim);
     ld_v = scalar_decay_state_ld(shape);
     ld_rows = tile_ld(rows);
