@@ -34,12 +34,22 @@ FLASHTILE_VARIANT_INLINE void mul_wide(const U& a, const U& b, U& high, U& low) 
   low = mul_lo(a, b);
 }
 
-/// Seven rounds on a counter, in place. `Make(word)` gives a U with that word in every lane.
+constexpr unsigned int kPhiloxMultiplier0 = 0xD2511F53u;
+constexpr unsigned int kPhiloxMultiplier1 = 0xCD9E8D57u;
+
+/// The key of the next round.
+FLASHTILE_VARIANT_INLINE void advance(PhiloxKey& key) {
+  key.low += 0x9E3779B9u;
+  key.high += 0xBB67AE85u;
+}
+
+/// Some rounds on a counter, in place. `Make(word)` gives a U with that word in every lane.
 template <class U, class Make>
-FLASHTILE_VARIANT_INLINE void philox4x32_7(U (&counter)[4], PhiloxKey key, Make make) {
-  for (int round = 0; round < 7; ++round) {
-    const U multiplier0 = make(0xD2511F53u);
-    const U multiplier1 = make(0xCD9E8D57u);
+FLASHTILE_VARIANT_INLINE void philox4x32(U (&counter)[4], PhiloxKey key, int num_rounds,
+                                         Make make) {
+  for (int round = 0; round < num_rounds; ++round) {
+    const U multiplier0 = make(kPhiloxMultiplier0);
+    const U multiplier1 = make(kPhiloxMultiplier1);
     U high0, low0, high1, low1;
     mul_wide(multiplier0, counter[0], high0, low0);
     mul_wide(multiplier1, counter[2], high1, low1);
@@ -47,9 +57,14 @@ FLASHTILE_VARIANT_INLINE void philox4x32_7(U (&counter)[4], PhiloxKey key, Make 
     counter[1] = low1;
     counter[2] = high0 ^ counter[3] ^ make(key.high);
     counter[3] = low0;
-    key.low += 0x9E3779B9u;
-    key.high += 0xBB67AE85u;
+    advance(key);
   }
+}
+
+/// Seven rounds.
+template <class U, class Make>
+FLASHTILE_VARIANT_INLINE void philox4x32_7(U (&counter)[4], PhiloxKey key, Make make) {
+  philox4x32(counter, key, 7, make);
 }
 
 /// The sixteen random bits of one score.

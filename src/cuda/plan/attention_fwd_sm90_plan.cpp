@@ -230,9 +230,12 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
   // Terms from shared memory alone take a fused multiply-add for each score.
   const bool adds_to_exponents = (shape.makes_terms || shape.copies_bias) && is_one_option &&
                                  !flags.has_softcap && !flags.has_block_map();
+  // So do bits of dropout behind the exponentials.
+  const bool only_drops = largest <= 64 && !flags.has_options && !flags.has_block_map() &&
+                          !problem.wants_max_logit && !knows_sequences && !finds_pages && !follows;
   const bool is_heavy = (is_general(flags) && !adds_to_exponents) || flags.has_softcap ||
-                        problem.dropout.is_on || (flags.has_alibi && problem.wants_max_logit) ||
-                        knows_sequences;
+                        (problem.dropout.is_on && !only_drops) ||
+                        (flags.has_alibi && problem.wants_max_logit) || knows_sequences;
   const bool is_bare = !flags.has_options && !flags.has_block_map();
   // Behind tiles of one or two blocks the next queries come late: results of the tile before have
   // to leave their buffer first.
@@ -241,7 +244,7 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
     const bool has_room = !finds_pages && !is_heavy;
     const bool has_bias = flags.bias != DType::kNone;
     const bool is_wide = !is_short && (has_room || (is_one_option && !has_bias));
-    const bool is_small = is_short && has_room && !adds_to_exponents;
+    const bool is_small = is_short && has_room && !adds_to_exponents && !problem.dropout.is_on;
     shape.num_warpgroups = is_small ? 4 : is_wide && is_heavy ? 2 : 3;
     shape.block_n = is_wide ? 128 : 64;
     shape.num_stages = shape.block_n == 64 ? 4 : 2;
@@ -382,7 +385,8 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
       config_int("kCopyRegisters", tiling.copy_registers) +
       config_int("kComputeRegisters", tiling.compute_registers) +
       config_bool("kAddsByDistance", shape.makes_terms) +
-      config_bool("kCopiesBias", shape.copies_bias) + "};\n";
+      config_bool("kCopiesBias", shape.copies_bias) +
+      config_bool("kKeepsHalf", problem.dropout.threshold <= 0x8000) + "};\n";
   std::vector<KernelChoice> kernels;
   const int64_t num_lines = plan.blocks.num_lines();
   if (num_lines > 0 || problem.wants_max_logit) {

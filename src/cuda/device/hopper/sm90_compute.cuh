@@ -30,9 +30,9 @@ struct Sm90Compute {
       Scores::Kind::kIsCapped && !Scores::Kind::kIsTilted && !Config::kWantsMaxLogit && !kFollows;
   /// Blocks without masks need no reference that follows: a loop of their own, where they are known
   /// before their keys are there and the text is short.
-  static constexpr bool kHasPlainLoop = !kFollows && !Config::kIsMapped && !Config::kHasDropout &&
-                                        !Scores::Kind::kIsCapped &&
-                                        (!Scores::Kind::kIsGeneral || Scores::kAddsToExponents);
+  static constexpr bool kHasPlainLoop =
+      !kFollows && !Config::kIsMapped && (!Config::kHasDropout || Scores::kDropsLate) &&
+      !Scores::Kind::kIsCapped && (!Scores::Kind::kIsGeneral || Scores::kAddsToExponents);
   /// Natural logits below which nobody means a score, but a mask.
   static constexpr float kMaskedLogit = -1000.0f;
   /// Below a diagonal the last blocks of a tile hold nothing for its first rows.
@@ -324,6 +324,7 @@ struct Sm90Compute {
   /// where sums must be multiplied by `factors` then.
   template <bool kIsCareful>
   FLASHTILE_DEVICE bool weigh(bool is_first, float (&factors)[2]) {
+    if constexpr (Config::kHasDropout && !Scores::kDropsLate) rules.find_kept(tile, n_block);
     bool has_moved = false;
     bool is_careful = kIsCareful;
     if constexpr (!kFollows && (!kIsCareful || !kHasPlainLoop)) {
@@ -378,6 +379,7 @@ struct Sm90Compute {
   }
 
   FLASHTILE_DEVICE void pack_weights() {
+    if constexpr (Scores::kDropsLate) rules.find_kept(tile, n_block);
     FLASHTILE_UNROLL
     for (int i = 0; i < kBlockN / 4; ++i) {
       weights[i] = pack<Config::kElement>(scores[i * 2], scores[i * 2 + 1]);
@@ -414,11 +416,6 @@ struct Sm90Compute {
     pass_turn();
     start_block();
     rules.work_ahead(tile, n_block, cover);
-    // A half of kept bits is all or nothing.
-    if constexpr (Config::kHasDropout) {
-      const uint32 halves = rules.kept[kBlockN / 4 - 1];
-      hold_back(((halves ^ halves >> 1) & 0x7fffu) != 0);
-    }
     take_terms();
     wait_for_products<kHasValues ? 1 : 0>();
     pin(scores);

@@ -33,6 +33,14 @@ struct Sm90Scores {
                                            !Config::kHasSoftcap && !Config::kWantsMaxLogit;
   /// Rows may not have seen a key behind a tile's first block, or logits may go far from its own.
   static constexpr bool kAsksSettled = Config::kIsMapped || Kind::kIsGeneral;
+  /// Which weights dropout keeps is found in front of the exponentials, or, where registers are
+  /// short, behind them, when the values before have been added. Not beside products of the same
+  /// warp, where the generator takes longest.
+  static constexpr bool kDropsLate = Config::kHasDropout && Config::kComputeRegisters <= 160;
+  /// Registers that stay for a tile, instead of a tenth of the generator for each block.
+  static constexpr bool kKeepsDropoutRows = Config::kHeadDim > 128 ||
+                                            (Config::kComputeRegisters == 160 &&
+                                             !Config::kHasSeedTensor);
   /// Masks other than by position hide pairs.
   static constexpr bool kHidesPairs = Config::kHasBlockList || Expressions::kHasMask;
 
@@ -46,6 +54,7 @@ struct Sm90Scores {
   uint32 lane_terms = 0;  ///< those from shared memory: where the lane's first two lie
   float terms[kHasTerms && !Config::kCopiesBias && !Config::kAddsByDistance ? kBlockN / 2 : 1];
   uint32 kept[Config::kHasDropout ? kBlockN / 4 : 1];  ///< bits of packed weights
+  DropoutRow dropout_rows[2];                          ///< of the tile's rows
   uint32 seen[2] = {};  ///< a bit of each column, for both rows, of a block that masks cut
 
   FLASHTILE_DEVICE Sm90Scores(const Sm90ForwardParams& p, const UserParams& u)
@@ -92,6 +101,7 @@ struct Sm90Scores {
   }
 
   FLASHTILE_DEVICE void start_tile(const Sm90Tile& tile) {
+    if constexpr (kKeepsDropoutRows) find_dropout_rows(tile);
     if constexpr (Kind::kIsTilted) {
       slope = with_rules(
           tile, [&](const ScoreRules<Config>& rules) { return -kLog2e * rules.slope(tile.head); });
@@ -331,8 +341,8 @@ struct Sm90Scores {
     });
   }
 
-  /// What does not depend on products: terms of logits, which pairs masks leave, and which weights
-  /// dropout keeps. While the products are under way.
+  /// What does not depend on products: terms of logits, and which pairs masks leave. While the
+  /// products are under way.
   FLASHTILE_DEVICE void work_ahead(const Sm90Tile& tile, int n_block, Cover cover) {
     if constexpr (kHidesPairs) {
       if (cover == Cover::kPart) find_seen(tile, n_block);
@@ -341,10 +351,6 @@ struct Sm90Scores {
     if constexpr (kHasTerms && !Config::kAddsByDistance && !Config::kCopiesBias) {
       change_scores(terms, tile, n_block);
       pin(terms);
-    }
-    if constexpr (Config::kHasDropout) {
-      find_kept(tile, n_block);
-      pin(kept);
     }
   }
 
@@ -376,24 +382,34 @@ struct Sm90Scores {
                             static_cast<uint32>(n / 4 * kShape.bias_chunk_bytes() + i % 2 * 512));
   }
 
-  FLASHTILE_DEVICE void find_kept(const Sm90Tile& tile, int n_block) {
-    const int thread = fresh(thread_idx());
-    const DropoutParam& dropout = dropout_of<Config>(params.call.dropout);
-    const uint32 batch_head =
-        static_cast<uint32>(batch_idx_of(tile) * params.call.num_heads + tile.head);
-    const int first_row =
-        Keys(params, tile).first_row() + thread / kWarpSize * 16 - 64 + thread % kWarpSize / 4;
-    FLASHTILE_UNROLL
-    for (int half = 0; half < 2; ++half) {
+  FLASHTILE_DEVICE void find_dropout_rows(const Sm90Tile& tile) {
+    if constexpr (Config::kHasDropout) {
+      const DropoutParam& dropout = dropout_of<Config>(params.call.dropout);
+      const auto batch_head =
+          static_cast<uint32>(batch_idx_of(tile) * params.call.num_heads + tile.head);
+      const int row = Keys(params, tile).first_row() + warp_row() + lane_idx() / 4;
       FLASHTILE_UNROLL
-      for (int group = 0; group < kBlockN / 32; ++group) {
+      for (int half = 0; half < 2; ++half) {
+        dropout_rows[half] = DropoutRow(dropout, batch_head, static_cast<uint32>(row + half * 8));
+      }
+    }
+  }
+  /// Which weights of a block dropout keeps.
+  FLASHTILE_DEVICE void find_kept(const Sm90Tile& tile, int n_block) {
+    const DropoutParam& dropout = dropout_of<Config>(params.call.dropout);
+    if constexpr (!kKeepsDropoutRows) find_dropout_rows(tile);
+    FLASHTILE_UNROLL
+    for (int group = 0; group < kBlockN / 32; ++group) {
+      const DropoutColumns columns(dropout, static_cast<uint32>(n_block * kBlockN + group * 32),
+                                   static_cast<uint32>(lane_idx() % 4));
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
         uint32 words[4];
-        dropout_words(words, dropout, batch_head, static_cast<uint32>(first_row + half * 8),
-                      static_cast<uint32>(n_block * kBlockN + group * 32),
-                      static_cast<uint32>(thread % 4));
+        columns.words(words, dropout, dropout_rows[half]);
         FLASHTILE_UNROLL
         for (int n = 0; n < 4; ++n) {
-          kept[(group * 4 + n) * 2 + half] = kept_halves(words[n], dropout.threshold);
+          kept[(group * 4 + n) * 2 + half] =
+              kept_halves<Config::kKeepsHalf>(words[n], dropout.threshold);
         }
       }
     }

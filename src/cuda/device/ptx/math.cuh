@@ -111,6 +111,13 @@ FLASHTILE_DEVICE uint32 permute_bytes(uint32 a, uint32 b, uint32 selector) {
   return __byte_perm(a, b, selector);
 }
 
+/// The smaller one of both, for each half; for sm_90.
+FLASHTILE_DEVICE uint32 smaller_halves(uint32 a, uint32 b) {
+  uint32 y;
+  asm("min.u16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
 /// All bits of each half as its highest one.
 FLASHTILE_DEVICE uint32 spread_signs(uint32 halves) {
   uint32 y;

@@ -34,25 +34,87 @@ FLASHTILE_DEVICE void mul_wide(PhiloxWord a, PhiloxWord b, PhiloxWord& high, Phi
   multiply_wide(a.bits, b.bits, high.bits, low.bits);
 }
 
+FLASHTILE_DEVICE variant::PhiloxKey philox_key(const DropoutParam& dropout) {
+  return {static_cast<uint32>(dropout.seed), static_cast<uint32>(dropout.seed >> 32)};
+}
+
 /// The words for columns 8n + 2t and 8n + 2t + 1 (low and high half), n < 4, of keys first_key +
 /// ...
 FLASHTILE_DEVICE void dropout_words(uint32 (&words)[4], const DropoutParam& dropout,
                                     uint32 batch_head, uint32 q_idx, uint32 first_key, uint32 t) {
   PhiloxWord counter[4] = {{dropout.offset}, {batch_head}, {q_idx}, {4 * (first_key / 32) + t}};
-  const variant::PhiloxKey key = {static_cast<uint32>(dropout.seed),
-                                  static_cast<uint32>(dropout.seed >> 32)};
-  variant::philox4x32_7(counter, key, [](uint32 word) { return PhiloxWord{word}; });
+  variant::philox4x32_7(counter, philox_key(dropout), [](uint32 word) { return PhiloxWord{word}; });
   FLASHTILE_UNROLL
   for (int i = 0; i < 4; ++i) words[i] = counter[i].bits;
 }
 
-/// All bits of the halves of a word that are kept, none of those that are dropped. A subtraction
-/// compares their lower bits, and the highest ones are looked at beside it.
+/// What the first three rounds make of a row alone: one of their six products is of row and keys.
+struct DropoutRow {
+  uint32 of_third = 0;       ///< with a word of keys: what the third round multiplies
+  uint32 of_fourth[3] = {};  ///< what the fourth round gets: the first one with a word of keys
+
+  DropoutRow() = default;
+  FLASHTILE_DEVICE DropoutRow(const DropoutParam& dropout, uint32 batch_head, uint32 q_idx) {
+    using variant::kPhiloxMultiplier0;
+    using variant::kPhiloxMultiplier1;
+    variant::PhiloxKey key = philox_key(dropout);
+    uint32 high, low;
+    multiply_wide(kPhiloxMultiplier1, q_idx, high, low);
+    const uint32 first = high ^ batch_head ^ key.low;
+    variant::advance(key);
+    of_third = low ^ key.low;
+    multiply_wide(kPhiloxMultiplier0, first, high, low);
+    const uint32 third = high ^ (kPhiloxMultiplier0 * dropout.offset) ^ key.high;
+    variant::advance(key);
+    of_fourth[2] = low ^ key.high;
+    multiply_wide(kPhiloxMultiplier1, third, high, low);
+    of_fourth[0] = high ^ key.low;
+    of_fourth[1] = low;
+  }
+};
+
+/// What they make of 32 keys alone, for columns 8n + 2t and 8n + 2t + 1, n < 4.
+struct DropoutColumns {
+  uint32 of_third, of_fourth;
+
+  FLASHTILE_DEVICE DropoutColumns(const DropoutParam& dropout, uint32 first_key, uint32 t) {
+    const uint32 high = multiply_high(variant::kPhiloxMultiplier0, dropout.offset);
+    multiply_wide(variant::kPhiloxMultiplier1,
+                  high ^ (4 * (first_key / 32) + t) ^ philox_key(dropout).high, of_third,
+                  of_fourth);
+  }
+
+  /// dropout_words.
+  FLASHTILE_DEVICE void words(uint32 (&words)[4], const DropoutParam& dropout,
+                              const DropoutRow& row) const {
+    uint32 high, low;
+    multiply_wide(variant::kPhiloxMultiplier0, of_third ^ row.of_third, high, low);
+    PhiloxWord counter[4] = {
+        {row.of_fourth[0] ^ of_fourth}, {row.of_fourth[1]}, {high ^ row.of_fourth[2]}, {low}};
+    variant::PhiloxKey key = philox_key(dropout);
+    FLASHTILE_UNROLL
+    for (int round = 0; round < 3; ++round) variant::advance(key);
+    variant::philox4x32(counter, key, 4, [](uint32 word) { return PhiloxWord{word}; });
+    FLASHTILE_UNROLL
+    for (int i = 0; i < 4; ++i) words[i] = counter[i].bits;
+  }
+};
+
+/// All bits of the halves of a word that are kept, none of those that are dropped. kKeepsHalf: the
+/// threshold is at most 0x8000, so that the highest bit of what is not below it stays free for the
+/// answer. Otherwise a subtraction compares the lower bits, and the highest ones are looked at
+/// beside it.
+template <bool kKeepsHalf>
 FLASHTILE_DEVICE uint32 kept_halves(uint32 word, uint32 threshold) {
-  constexpr uint32 kHighest = 0x80008000u;
-  const uint32 least = threshold * 0x10001u;
-  const uint32 not_below = (word | kHighest) - (least & ~kHighest);
-  return spread_signs((word & ~least) | (~(word ^ least) & not_below));
+  constexpr uint32 kBoth = 0x10001u;
+  constexpr uint32 kHighest = 0x8000u * kBoth;
+  const uint32 least = threshold * kBoth;
+  if constexpr (kKeepsHalf) {
+    return spread_signs(smaller_halves(word, least) + (kHighest - least));
+  } else {
+    const uint32 not_below = (word | kHighest) - (least & ~kHighest);
+    return spread_signs((word & ~least) | (~(word ^ least) & not_below));
+  }
 }
 
 /// Sets dropped weights of a row to 0; `row` is its elements of kN / 8 column tiles.

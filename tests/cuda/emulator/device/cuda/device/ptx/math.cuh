@@ -92,6 +92,11 @@ inline uint32 permute_bytes(uint32 a, uint32 b, uint32 selector) {
   return y;
 }
 
+inline uint32 smaller_halves(uint32 a, uint32 b) {
+  const uint32 low = (a & 0xffffu) < (b & 0xffffu) ? a : b;
+  const uint32 high = a >> 16 < b >> 16 ? a : b;
+  return (low & 0xffffu) | (high & 0xffff0000u);
+}
 inline uint32 spread_signs(uint32 halves) {
   return ((halves & 0x8000u) != 0 ? 0xffffu : 0u) | ((halves >> 31) != 0 ? 0xffff0000u : 0u);
 }
