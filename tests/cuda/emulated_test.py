@@ -37,7 +37,7 @@ PROBLEMS = {
         "attention_fwd:b2:hq2:hkv1:sq40:sk130:d33:dv40:k.i8:v.i8:k_scale[b,hkv]:v_scale:causal:f16",
         "attention_fwd:b2:hq2:hkv1:sq20:sk70:d20:lines3:cache_batch_idx:k_scale[lines,hkv]:weights"
         ":seqused_k={40,66}:k_new:v_new:sn3:rotary_cos:rotary_sin:rp8:k.e4m3:v.e4m3:v_scale",
-        "attention_bwd:b1:hq2:hkv1:sq70:sk140:d64:causal:bf16",
+        "attention_bwd:b5:hq2:hkv1:sq70:sk140:d64:causal:bf16",
         "attention_bwd:b1:hq1:sq70:sk60:d96:dropout_p=0.2:softcap=5:f16",
         "attention_bwd:b2:hq1:cu_seqlens_q={0,30,60}:cu_seqlens_k={0,20,100}:d20:dv40:bf16",
         "attention_bwd:b1:hq2:hkv1:sq70:sk80:d20:causal:dropout_p=0.2:f32",
@@ -59,6 +59,8 @@ PROBLEMS = {
            ":score='score + t[head, q_idx - k_idx + seqlen_k]'",
            "attention_fwd:b1:hq1:sq130:sk130:d64:aux.t[200]:bf16"
            ":mask='t[q_idx] > t[k_idx] || k_idx < 2'",
+           "attention_fwd:b2:hq3:sq130:sk160:d16:bf16:lse"
+           ":mask='floordiv(q_idx, 50) == floordiv(k_idx, 50) && k_idx <= q_idx + query_offset'",
            "attention_fwd:b1:hq1:sq150:sk300:d16:bf16:mask='floordiv(q_idx + 60, 64) == "
            "floordiv(k_idx, 64) || d[k_idx] > 99 && abs(q_idx - k_idx) < 90':aux.d.i64[sk]",
            "attention_fwd:b1:hq1:sq70:sk80:d320:dv300:causal:bf16",

@@ -112,7 +112,9 @@ TEST(BackwardPlan, TileShapesLeaveRoomForTheCtasThatTheyAreMeantFor) {
   EXPECT_EQ(shape("attention_bwd:b1:hq1:sq4096:d64:bf16", "sm_90a"), std::pair(128l, 32l));
   EXPECT_EQ(shape("attention_bwd:b1:hq1:sq4096:d128:bf16", "sm_90a"), std::pair(256l, 32l));
   EXPECT_EQ(shape("attention_bwd:b1:hq1:sq4096:d256:bf16", "sm_90a"), std::pair(256l, 64l));
-  EXPECT_EQ(shape("attention_bwd:b1:hq1:sq512:d128:causal:bf16", "sm_90a"), std::pair(128l, 8l));
+  EXPECT_EQ(shape("attention_bwd:b1:hq1:sq512:d128:causal:bf16", "sm_90a"), std::pair(256l, 4l));
+  EXPECT_EQ(shape("attention_bwd:b1:hq1:sq64:d128:bf16", "sm_90a"), std::pair(128l, 1l));
+  EXPECT_EQ(shape("attention_bwd:b1:hq1:sq512:d64:causal:bf16", "sm_90a"), std::pair(128l, 4l));
   EXPECT_EQ(shape("attention_bwd:b1:hq1:sq4096:d128:bf16", "sm_86"), std::pair(128l, 64l));
   // Two CTAs of 128 x 128 for head_dim 64 need 200 KiB.
   EXPECT_GT(main_of("attention_bwd:b1:hq1:sq4096:d64:bf16", "sm_90a").shared_bytes,

@@ -8,7 +8,9 @@
 #include "core/problem_text.hpp"
 #include "cuda/launch/attention_params.hpp"
 #include "cuda/plan/attention_fwd_plan.hpp"
+#include "cuda/plan/kernel_plan.hpp"
 #include "ops/attention/implementations.hpp"
+#include "variant/expr/parse.hpp"
 
 namespace flashtile::cuda {
 namespace {
@@ -62,11 +64,52 @@ TEST(ForwardPlan, LaunchesWhatTheOptionsNeed) {
   EXPECT_EQ(stems_of("attention_fwd:b8:hq16:sq512:d64:max_logit:bf16"),
             (Stems{"attention_prepare", "attention_fwd_portable"}));
   EXPECT_EQ(stems_of("attention_fwd:b8:hq16:sq512:d64:mask='k_idx % 2 == 0':bf16"),
+            (Stems{"attention_blocks", "attention_order", "attention_fwd_portable"}));
+  // All tiles start at once, or there is one of each head.
+  EXPECT_EQ(stems_of("attention_fwd:b1:hq16:sq512:d64:mask='k_idx % 2 == 0':bf16"),
+            (Stems{"attention_blocks", "attention_fwd_portable"}));
+  EXPECT_EQ(stems_of("attention_fwd:b64:hq16:sq60:d64:mask='k_idx % 2 == 0':bf16"),
             (Stems{"attention_blocks", "attention_fwd_portable"}));
   EXPECT_EQ(stems_of("attention_fwd:b8:hq16:sq512:d64:weights:bf16"),
             (Stems{"attention_fwd_portable", "attention_weights"}));
   EXPECT_EQ(stems_of("attention_fwd:b2:hq16:hkv2:sq1:sk8192:d64:bf16"),
             (Stems{"attention_fwd_portable", "attention_combine"}));
+}
+
+TEST(ForwardPlan, SectionsFitTheCacheAndTheLastOneIsNotLeftOver) {
+  const GpuModel& gpu = *named_gpu_model("sm_90a");
+  for (const int64_t groups : {1, 2, 7, 32, 64, 101, 128, 1000}) {
+    for (const int64_t bytes : {int64_t{1} << 30, gpu.l2_bytes / 2, gpu.l2_bytes / 7, int64_t{1}}) {
+      const int64_t section = groups_per_section(gpu, groups, bytes);
+      ASSERT_GE(section, 1);
+      EXPECT_TRUE(section == 1 || section * bytes <= gpu.l2_bytes * 6 / 10);
+      const int64_t count = (groups + section - 1) / section;
+      const int64_t last = groups - (count - 1) * section;
+      EXPECT_LT(section - last, count) << groups << " " << bytes;
+      // No more sections than the cache asks for.
+      EXPECT_TRUE(count == 1 || groups * bytes > (count - 1) * (gpu.l2_bytes * 6 / 10 - bytes));
+    }
+  }
+}
+
+TEST(ForwardPlan, AUsersCausalMaskIsOrderedLikeTheOption) {
+  AttentionProblem problem;
+  problem.gpu = named_gpu_model("sm_90a");
+  problem.dtype = problem.q.dtype = problem.k.dtype = problem.v.dtype = DType::kBF16;
+  problem.batch_size = 4;
+  problem.num_heads = problem.num_heads_kv = 32;
+  problem.max_seqlen_q = problem.max_seqlen_k = 4096;
+  problem.head_dim = problem.head_dim_v = 64;
+  EXPECT_EQ(make_forward_plan(problem).section_heads, 1);
+  problem.user_mask = variant::parse_mask("k_idx <= q_idx + query_offset", {});
+  const ForwardPlan mask = make_forward_plan(problem);
+  problem.user_mask = {};
+  problem.window_right = 0;
+  const ForwardPlan option = make_forward_plan(problem);
+  EXPECT_TRUE(option.is_descending);
+  EXPECT_EQ(option.section_heads, 26);  // of 128, 30 of which the cache holds
+  EXPECT_EQ(mask.is_descending, option.is_descending);
+  EXPECT_EQ(mask.section_heads, option.section_heads);
 }
 
 TEST(ForwardPlan, MasksThatArePositionsNeedNoMap) {

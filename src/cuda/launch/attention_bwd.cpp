@@ -122,6 +122,10 @@ class BackwardArguments {
         expressions_(problem, args) {
     stream_ = tile_;
     tile_.grid.num_m_blocks = static_cast<int>(plan.tile.num_m_blocks);
+    const int64_t num_pairs = problem.batch_size * problem.num_heads_kv;
+    set_sections(tile_.grid, num_pairs, plan.tile.num_n_blocks, plan.section_pairs);
+    set_sections(stream_.grid, num_pairs, plan.stream.num_n_blocks, 1);
+    tile_.grid.heads = stream_.grid.heads = divisor_param(problem.num_heads_kv);
     tile_.blocks = map_param(args, plan, plan.tile, workspace);
     stream_.grid.num_m_blocks = static_cast<int>(plan.stream.num_m_blocks);
     stream_.blocks = map_param(args, plan, plan.stream, workspace);

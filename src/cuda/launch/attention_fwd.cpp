@@ -15,15 +15,10 @@ device::GridParam grid_param(const ForwardPlan& plan, char* workspace) {
   device::GridParam grid;
   grid.num_m_blocks = static_cast<int>(plan.num_m_blocks);
   const int64_t num_parts = plan.num_splits * plan.num_v_parts;
-  const int64_t section = std::max<int64_t>(plan.section_heads, 1);
-  const int64_t left = plan.num_pairs % section;
-  grid.ctas_per_section = divisor_param(section * plan.num_m_blocks * num_parts);
-  grid.pairs_per_section = divisor_param(section);
-  grid.pairs_of_last_section = divisor_param(left > 0 ? left : section);
+  set_sections(grid, plan.num_pairs, plan.num_m_blocks * num_parts, plan.section_heads);
   grid.parts = divisor_param(num_parts);
   grid.splits = divisor_param(plan.num_splits);
   grid.heads = divisor_param(plan.num_heads_in_grid);
-  grid.num_pairs = static_cast<unsigned int>(plan.num_pairs);
   grid.num_splits = static_cast<int>(plan.num_splits);
   grid.num_v_parts = static_cast<int>(plan.num_v_parts);
   grid.combine_ctas = static_cast<int>(std::max<int64_t>(plan.combine_ctas, 1));
@@ -70,6 +65,7 @@ class ForwardArguments {
     params_.blocks =
         blocks_param(args, plan.blocks, region_at<unsigned int>(workspace, plan.listed),
                      region_at<unsigned int>(workspace, plan.map));
+    params_.blocks.order = region_at<int>(workspace, plan.order);
     params_.debug = debug_param(args);
     if (plan.lse.bytes > 0) params_.lse = own_lse(problem, plan, workspace);
     before_ = params_;
@@ -82,6 +78,7 @@ class ForwardArguments {
   std::vector<void*> of(std::string_view stem) {
     if (stem == "attention_append") return {&before_, &append_};
     if (stem == "attention_fwd_latent_sm90") return {&params_, expressions_.data(), &keys_};
+    if (stem == "attention_order") return {&params_};
     return {&params_, expressions_.data()};
   }
 

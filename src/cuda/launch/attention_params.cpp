@@ -85,6 +85,15 @@ device::DivisorParam divisor_param(int64_t value) {
   return divisor;
 }
 
+void set_sections(device::GridParam& grid, int64_t num_pairs, int64_t num_units, int64_t section) {
+  const int64_t pairs = std::max<int64_t>(section, 1);
+  const int64_t left = num_pairs % pairs;
+  grid.ctas_per_section = divisor_param(pairs * num_units);
+  grid.pairs_per_section = divisor_param(pairs);
+  grid.pairs_of_last_section = divisor_param(left > 0 ? left : pairs);
+  grid.num_pairs = static_cast<unsigned int>(num_pairs);
+}
+
 device::RowsParam rows_param(const TensorView& tensor) {
   if (!tensor) return {};
   const int first = tensor.ndim - 3;  // dimension of the rows

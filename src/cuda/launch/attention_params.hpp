@@ -23,6 +23,9 @@ T* region_at(char* workspace, const WorkspaceRegion& region) {
 /// Divides by `value`, which may be 0 where nothing is divided.
 device::DivisorParam divisor_param(int64_t value);
 
+/// Divides a grid of `num_pairs` (batch, head) pairs, each with `num_units` CTAs, into sections.
+void set_sections(device::GridParam& grid, int64_t num_pairs, int64_t num_units, int64_t section);
+
 /// Rows of (batch, seqlen, heads, dim) or (total, heads, dim); of nothing where there is no tensor.
 device::RowsParam rows_param(const TensorView& tensor);
 

@@ -243,6 +243,18 @@ int64_t num_bias_ctas(const AttentionProblem& problem) {
   return shape[0] * shape[1] * m_blocks * ceil_div(shape[3], device::kStreamBlock);
 }
 
+/// (sequence, kv head) pairs whose blocks of keys take turns: with what queries read, and the sums
+/// of dq, in the L2 cache.
+int64_t choose_section(const AttentionProblem& problem, const BackwardPlan& plan) {
+  if (!plan.tiling || !has_upper_bound(problem)) return 1;
+  const device::BackwardShape& shape = plan.tiling->shape;
+  const int64_t row_bytes = (shape.head_dim + shape.head_dim_v) * dtype_bytes(problem.dtype);
+  const int64_t query_bytes = row_bytes + (plan.sums_dq ? shape.head_dim * 4 : 0);
+  const int64_t bytes =
+      problem.group_size() * problem.max_seqlen_q * query_bytes + problem.max_seqlen_k * row_bytes;
+  return groups_per_section(*problem.gpu, problem.batch_size * problem.num_heads_kv, bytes);
+}
+
 /// One CTA reads the sums of a kv head's queries: where they are few enough to lie in the L2 cache
 /// still, and not to keep the last CTA busy when all others are done.
 bool finishes_dq(const AttentionProblem& problem, const BackwardPlan& plan) {
@@ -276,6 +288,7 @@ BackwardPlan make_backward_plan(const AttentionProblem& problem,
   plan.copies_dout = problem.dout.dtype != problem.dtype;
   if (tiling) plan.tile = make_map(problem, tiling->shape.block_m, tiling->shape.block_n);
   plan.finishes_dq = plan.sums_dq && finishes_dq(problem, plan);
+  plan.section_pairs = choose_section(problem, plan);
   plan.stream = make_map(problem, device::kStreamBlock, device::kStreamBlock);
   constexpr int64_t kPadding = device::kRowPadding;
   plan.padded_rows = problem.is_packed_q

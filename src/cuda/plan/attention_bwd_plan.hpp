@@ -42,6 +42,7 @@ struct BackwardPlan {
   bool finds_delta = false;              ///< as the sum of P dP
   bool visits_queries = false;           ///< for dq, slopes or aux tensors
   bool copies_dout = false;
+  int64_t section_pairs = 1;  ///< (sequence, kv head) pairs that are worked on together
   int64_t padded_rows = 0;    ///< of a head, over all sequences
   bool is_main_only = false;  ///< for timing: without the kernels before and after
   BackwardMap tile, stream;   ///< of both ways

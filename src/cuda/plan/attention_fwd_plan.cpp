@@ -55,12 +55,13 @@ int64_t choose_splits(const AttentionProblem& problem, const ForwardTiling& tili
   return 1;
 }
 
-/// (batch, head) pairs whose keys and values fill a good part of the L2 cache.
-int64_t choose_section(const AttentionProblem& problem, bool packs_heads) {
-  const int64_t bytes = std::max<int64_t>(1, problem.max_seqlen_k) *
-                        (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.k.dtype);
-  const int64_t heads_kv = std::max<int64_t>(1, problem.gpu->l2_bytes * 6 / 10 / bytes);
-  return heads_kv * (packs_heads ? 1 : problem.group_size());
+/// (batch, head) pairs whose keys and values are read together.
+int64_t choose_section(const AttentionProblem& problem, const ForwardPlan& plan) {
+  if (!plan.is_descending && !plan.has_order) return 1;
+  const int64_t bytes =
+      problem.max_seqlen_k * (problem.head_dim + problem.head_dim_v) * dtype_bytes(problem.k.dtype);
+  const int64_t group = plan.packs_heads ? 1 : problem.group_size();
+  return groups_per_section(*problem.gpu, plan.num_pairs / group, bytes) * group;
 }
 
 /// Rows of one head's tile may be those of all heads of its group, unless something that is looked
@@ -86,6 +87,9 @@ void take_workspace(const AttentionProblem& problem, ForwardPlan& plan) {
   const BlockMapPlan& blocks = plan.blocks;
   plan.listed = regions.take(blocks.list_bytes());
   plan.map = regions.take(blocks.map_bytes(plan.num_m_blocks));
+  if (plan.has_order) {
+    plan.order = regions.take(blocks.map_batches * blocks.map_heads * plan.num_m_blocks * 4);
+  }
   if (problem.rotary_dim > 0) {
     plan.turned_q = regions.take(problem.total_q * problem.num_heads * problem.head_dim *
                                  dtype_bytes(problem.dtype));
@@ -150,11 +154,14 @@ ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTili
   plan.num_heads_in_grid = plan.packs_heads ? problem.num_heads_kv : problem.num_heads;
   plan.num_pairs = num_sequences * plan.num_heads_in_grid;
   plan.num_v_parts = ceil_div(problem.head_dim_v, shape.head_dim_v);
-  plan.is_descending = problem.window_right.has_value();
-  const int64_t section = choose_section(problem, plan.packs_heads);
-  plan.section_heads = std::clamp<int64_t>(plan.is_descending ? section : 1, 1,
-                                           std::max<int64_t>(1, plan.num_pairs));
   const int64_t num_tiles = plan.num_m_blocks * plan.num_pairs * plan.num_v_parts;
+  plan.blocks =
+      make_block_map_plan(problem, plan.num_m_blocks, shape.block_n, plan.num_heads_in_grid);
+  // CTAs that all start at once need no order.
+  plan.has_order =
+      plan.blocks.is_on && plan.num_m_blocks > 1 && num_tiles > 2 * problem.gpu->num_sms;
+  plan.is_descending = !plan.has_order && has_upper_bound(problem);
+  plan.section_heads = choose_section(problem, plan);
   plan.num_splits =
       tiling.num_splits > 0 ? tiling.num_splits : choose_splits(problem, tiling, num_tiles);
   plan.num_ctas = num_tiles * plan.num_splits;
@@ -166,8 +173,6 @@ ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTili
     const int64_t combine_rows = problem.max_seqlen_q * problem.num_heads * plan.combine_warps;
     plan.combine_ctas = std::clamp<int64_t>(ceil_div(combine_rows, 4), 1, kMaxCombineCtas);
   }
-  plan.blocks =
-      make_block_map_plan(problem, plan.num_m_blocks, shape.block_n, plan.num_heads_in_grid);
   take_workspace(problem, plan);
   return plan;
 }
@@ -206,7 +211,7 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
          config_int("kCopyBytes", std::min(copy_bytes(problem.k), copy_bytes(problem.v))) +
          config_bool("kStoreVectors", store >= (is_f32_out ? 8 : 16)) +
          config_bool("kPackHeads", plan.packs_heads) +
-         config_bool("kPaged", problem.page_size > 0) +
+         config_bool("kPaged", problem.page_size > 0) + config_bool("kHasOrder", plan.has_order) +
          config_bool("kHasLengths", has_lengths(problem)) +
          config_bool("kWantsMaxLogit", problem.wants_max_logit) +
          config_bool("kIsSplit", is_split) + "};\n";
@@ -229,6 +234,7 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
   if (blocks.is_on) {
     kernels.push_back(block_map_kernel(problem, blocks, plan.num_m_blocks, config));
   }
+  if (plan.has_order) kernels.push_back(order_kernel(problem, blocks));
   if (plan.num_ctas > 0) {
     kernels.push_back(tile_kernel(*problem.gpu, std::string(forward_stem(plan)), config,
                                   plan.num_ctas, plan.tiling.shape.num_threads(),

@@ -46,6 +46,7 @@ struct ForwardPlan {
   ForwardTiling tiling;
   bool packs_heads = false;  ///< query heads of a group are rows of one tile
   bool is_descending = false;
+  bool has_order = false;    ///< of query blocks, from the map of blocks
   int64_t num_m_blocks = 0;  ///< of the longest sequence
   int64_t num_heads_in_grid = 1;
   int64_t num_pairs = 0;  ///< (sequence, head)
@@ -56,7 +57,7 @@ struct ForwardPlan {
   int64_t combine_ctas = 0;   ///< of each sequence
   int64_t combine_warps = 1;  ///< that share a row
   BlockMapPlan blocks;
-  WorkspaceRegion partial_out, partial_lse, listed, map;
+  WorkspaceRegion partial_out, partial_lse, listed, map, order;
   WorkspaceRegion turned_q;  ///< queries after rotary embedding
   WorkspaceRegion lse;       ///< for weights, where the caller wants no lse
   int64_t workspace_bytes = 0;

@@ -400,7 +400,7 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
                                   "struct Config {\n" + config_int("kBlockM", shape.block_m()) +
                                       config_bool("kPackedQ", problem.is_packed_q) +
                                       config_bool("kIsMapped", flags.has_block_map()) + "};\n",
-                                  1, 1024, device::Sm90TileList::kNumCosts * 4));
+                                  1, device::CostCounts::kThreads, device::CostCounts::kBytes));
     kernels.back().overlaps_previous = true;
   }
   kernels.push_back(tile_kernel(*problem.gpu, "attention_fwd_sm90", config, plan.num_ctas,

@@ -11,7 +11,7 @@ namespace {
 
 struct BackwardChoice {
   int64_t columns;  ///< at most, of keys and of values
-  bool is_short;    ///< for few queries only, or few with a causal mask
+  bool is_short;  ///< for few queries only; up to 64 columns also for some more with a causal mask
   BackwardBlocks blocks;
 };
 
@@ -59,8 +59,8 @@ BackwardTiling backward_tiling(const AttentionProblem& problem, const BackwardBl
 
 std::optional<BackwardTiling> choose_backward_tiling(const AttentionProblem& problem) {
   const int64_t widest = std::max(problem.head_dim, problem.head_dim_v);
-  const int64_t few = problem.window_right.has_value() ? 512 : 64;
-  const bool is_short = problem.max_seqlen_q <= few;
+  const bool is_narrow_causal = widest <= 64 && problem.window_right.has_value();
+  const bool is_short = problem.max_seqlen_q <= (is_narrow_causal ? 512 : 64);
   // The first that fits of those for as many columns, if possible beside as many CTAs as it is for.
   for (const int64_t columns : {32, 64, 128, 256, 576}) {
     if (widest > columns) continue;

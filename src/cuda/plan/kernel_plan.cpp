@@ -37,6 +37,15 @@ WorkspaceRegion WorkspaceRegions::take(int64_t bytes) {
 
 bool may_overlap(const AttentionProblem& problem) { return problem.gpu->compute_capability >= 90; }
 
+bool has_upper_bound(const AttentionProblem& problem) {
+  return problem.window_right.has_value() || !split_mask(problem.user_mask).upper.empty();
+}
+
+int64_t groups_per_section(const GpuModel& gpu, int64_t num_groups, int64_t bytes) {
+  const int64_t most = std::max<int64_t>(1, gpu.l2_bytes * 6 / 10 / std::max<int64_t>(bytes, 1));
+  return ceil_div(num_groups, std::max<int64_t>(1, ceil_div(num_groups, most)));
+}
+
 KernelChoice tile_kernel(const GpuModel& gpu, std::string stem, std::string config,
                          int64_t num_ctas, int64_t num_threads, int64_t shared_bytes) {
   constexpr int64_t kLargestGrid = (int64_t{1} << 31) - 1;
@@ -65,9 +74,20 @@ KernelChoice block_map_kernel(const AttentionProblem& problem, const BlockMapPla
                               int64_t num_m_blocks, std::string config) {
   constexpr int64_t kMostCtas = 1 << 16;
   const int64_t num_words = blocks.map_batches * blocks.map_heads * num_m_blocks * blocks.map_words;
-  return tile_kernel(*problem.gpu, "attention_blocks", std::move(config),
-                     std::clamp<int64_t>(num_words, 1, kMostCtas), device::BlockMapShape::kThreads,
-                     device::BlockMapShape::kSharedBytes);
+  KernelChoice kernel =
+      tile_kernel(*problem.gpu, "attention_blocks", std::move(config),
+                  std::clamp<int64_t>(num_words, 1, kMostCtas), device::BlockMapShape::kThreads,
+                  device::BlockMapShape::kSharedBytes);
+  kernel.overlaps_previous = may_overlap(problem);
+  return kernel;
+}
+
+KernelChoice order_kernel(const AttentionProblem& problem, const BlockMapPlan& blocks) {
+  KernelChoice kernel =
+      tile_kernel(*problem.gpu, "attention_order", "", blocks.map_batches * blocks.map_heads,
+                  device::CostCounts::kThreads, device::CostCounts::kBytes);
+  kernel.overlaps_previous = may_overlap(problem);
+  return kernel;
 }
 
 BlockMapPlan make_block_map_plan(const AttentionProblem& problem, int64_t num_m_blocks,

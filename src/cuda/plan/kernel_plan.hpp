@@ -23,6 +23,14 @@ class WorkspaceRegions {
 /// True when kernels can wait by themselves for the one in front of them.
 bool may_overlap(const AttentionProblem& problem);
 
+/// True where later queries see more keys: blocks of a head differ in how much there is to do.
+bool has_upper_bound(const AttentionProblem& problem);
+
+/// How many of `num_groups` groups of heads are worked on together, where `bytes` are what one of
+/// them reads: what a good part of the L2 cache holds. Sections are as large as each other: the
+/// longest blocks of a small last one would end when nothing else is left.
+int64_t groups_per_section(const GpuModel& gpu, int64_t num_groups, int64_t bytes);
+
 /// A kernel with a CTA for each piece of work.
 KernelChoice tile_kernel(const GpuModel& gpu, std::string stem, std::string config,
                          int64_t num_ctas, int64_t num_threads, int64_t shared_bytes);
@@ -37,6 +45,9 @@ KernelChoice prepare_kernel(const AttentionProblem& problem, int64_t num_lines);
 /// The kernel that makes the map of blocks.
 KernelChoice block_map_kernel(const AttentionProblem& problem, const BlockMapPlan& blocks,
                               int64_t num_m_blocks, std::string config);
+
+/// The kernel that orders query blocks by what the map says.
+KernelChoice order_kernel(const AttentionProblem& problem, const BlockMapPlan& blocks);
 
 /// The map of the key blocks that query blocks visit: which sizes it has where masks are not all by
 /// position. `num_heads`: of the grid of query blocks.

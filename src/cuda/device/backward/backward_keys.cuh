@@ -82,7 +82,7 @@ struct BackwardKeys {
                                     const typename Config::Expressions::Params& user,
                                     const BackwardParams& backward, int64 cta) {
     State& s = state();
-    s.base.find(params, user, backward, cta);
+    s.base.find(params, user, cta);
     if (s.base.num_keys == 0) return;
     const Sequence& sequence = s.base.sequence;
     s.views.row_first = RowsView::keys(params.k, sequence, s.base.head_kv, params.head_dim);

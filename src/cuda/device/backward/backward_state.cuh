@@ -5,6 +5,7 @@
 
 #include "cuda/device/backward/padded_rows.cuh"
 #include "cuda/device/schedule/query_blocks.cuh"
+#include "cuda/device/schedule/tile.cuh"
 #include "cuda/device/score/score.cuh"
 
 namespace flashtile::device {
@@ -20,18 +21,14 @@ struct BackwardState {
   int first_key;
   int num_keys;  ///< of this block; 0: none
 
-  /// Fills the state of CTA `cta`; by one thread. The blocks of a head's keys follow each other,
-  /// those that most queries see first.
+  /// Fills the state of CTA `cta`; by one thread. Blocks of keys that most queries see come first.
   FLASHTILE_DEVICE void find(const AttentionParams& params,
-                             const typename Config::Expressions::Params& user,
-                             const BackwardParams& backward, int64 cta) {
-    const uint32 num_blocks = static_cast<uint32>(backward.num_n_blocks);
-    const uint32 pair = static_cast<uint32>(cta) / num_blocks;
-    const int n_block = static_cast<int>(static_cast<uint32>(cta) % num_blocks);
-    const uint32 heads_kv = static_cast<uint32>(params.num_heads_kv);
-    head_kv = static_cast<int>(pair % heads_kv);
-    sequence = load_sequence(params, static_cast<int>(pair / heads_kv));
-    first_key = n_block * Config::kBlockN;
+                             const typename Config::Expressions::Params& user, int64 cta) {
+    const GridPlace at = find_place(params.grid, cta);
+    uint32 head;
+    sequence = load_sequence(params, static_cast<int>(divide(at.pair, params.grid.heads, head)));
+    head_kv = static_cast<int>(head);
+    first_key = static_cast<int>(at.unit) * Config::kBlockN;
     num_keys = clamp(sequence.seqlen_k - first_key, 0, Config::kBlockN);
     if (num_keys == 0) return;
     padded_row = device::padded_row(params, sequence);

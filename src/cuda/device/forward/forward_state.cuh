@@ -4,6 +4,7 @@
 // loop needs its registers for accumulators.
 #pragma once
 
+#include "cuda/device/ptx/exchange.cuh"
 #include "cuda/device/score/score.cuh"
 
 namespace flashtile::device {
@@ -32,11 +33,16 @@ struct ForwardState {
                              const typename Config::Expressions::Params& user, int64 cta) {
     tile = find_tile<Config::kPackHeads>(params, cta);
     if (is_uncovered(params)) return;
+    const int map_head = Config::kPackHeads ? head_kv_of(params, tile) : tile.head;
+    if constexpr (Config::kHasOrder) {
+      tile.m_block =
+          load_fresh(params.blocks.order + map_line(params.blocks, tile.batch_idx, map_head,
+                                                    tile.m_block, params.grid.num_m_blocks));
+    }
     sequence = load_sequence<Config::kHasLengths>(params, tile.batch_idx);
     rows = QueryRows<Config::kPackHeads>(params, sequence, tile, Config::kBlockM);
     if (is_empty()) return;
     position = find_position_mask<Config>(params, user, sequence, tile.head);
-    const int map_head = Config::kPackHeads ? head_kv_of(params, tile) : tile.head;
     blocks = Blocks(
         position, rows.q_idx(0), rows.q_idx(Config::kBlockM - 1),
         map_row(params.blocks, tile.batch_idx, map_head, tile.m_block, params.grid.num_m_blocks));

@@ -110,9 +110,15 @@ struct BlockMap {
   FLASHTILE_DEVICE void run() const {
     const BlocksParam& blocks = params.blocks;
     uint32* covers = reinterpret_cast<uint32*>(shared_memory());
+    // All addresses depend on what lies behind a barrier, so that nothing is read before the kernel
+    // in front has ended.
+    uint32* first = covers + kCoversPerWord;
+    if (thread_idx() == 0) *first = static_cast<uint32>(cta_idx());
+    wait_for_previous_grid();
+    sync_cta();
     const int64 num_words = static_cast<int64>(blocks.map_batches) * blocks.map_heads *
                             params.grid.num_m_blocks * blocks.map_words;
-    for (int64 at = cta_idx(); at < num_words; at += num_ctas()) {
+    for (int64 at = *first; at < num_words; at += num_ctas()) {
       const int64 line = at / blocks.map_words;
       const int64 plane = line / params.grid.num_m_blocks;
       const int word = static_cast<int>(at % blocks.map_words);
@@ -137,6 +143,8 @@ struct BlockMap {
 FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BlockMap<Config>::kThreads, 1)
     attention_blocks(FLASHTILE_PARAMETER flashtile::device::AttentionParams params,
                      FLASHTILE_PARAMETER Config::Expressions::Params user) {
+  // The kernel that reads the map finds its place meanwhile.
+  flashtile::device::start_next_grid();
   const flashtile::device::BlockMap<Config> kernel{params, user};
   kernel.run();
 }

@@ -17,7 +17,7 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::BackwardTile<Config>
   // Its place is found before the kernel in front has ended.
   start_next_grid();
   if (place_is_read<Config>(params.lengths)) wait_for_previous_grid();
-  if (thread_idx() == 0) Work::state().find(params, user, backward, cta_idx());
+  if (thread_idx() == 0) Work::state().find(params, user, cta_idx());
   wait_for_previous_grid();
   sync_cta();
   if (Work::state().num_keys == 0) {

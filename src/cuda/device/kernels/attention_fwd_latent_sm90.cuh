@@ -16,7 +16,7 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::ForwardBase<Config>:
   auto& state = Work::state();
   // What follows in the stream may come near; see attention_fwd_portable.
   start_next_grid();
-  if (place_is_read<Config>(params.lengths)) wait_for_previous_grid();
+  if (Config::kHasOrder || place_is_read<Config>(params.lengths)) wait_for_previous_grid();
   if (thread_idx() == 2 * kWarpSize) {
     Work::init_barriers();
     if constexpr (Config::kBoxRows > 0) prefetch(keys);

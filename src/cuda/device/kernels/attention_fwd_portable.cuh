@@ -31,7 +31,7 @@ FLASHTILE_KERNEL FLASHTILE_LAUNCH_BOUNDS(flashtile::device::ForwardBase<Config>:
   // What follows in the stream may come near, and so may this kernel have come: it finds its place
   // before the kernel in front of it has ended, and only then reads what others have written.
   start_next_grid();
-  if (place_is_read<Config>(params.lengths)) wait_for_previous_grid();
+  if (Config::kHasOrder || place_is_read<Config>(params.lengths)) wait_for_previous_grid();
   // Two warps, so that neither waits for the other's chain of loads and products.
   constexpr int kOther = Work::kThreads > kWarpSize ? kWarpSize : 0;
   if (thread_idx() == kOther) state.find_keys(params, cta_idx());

@@ -9,22 +9,14 @@
 #include "cuda/device/ptx/exchange.cuh"
 #include "cuda/device/ptx/math.cuh"
 #include "cuda/device/ptx/thread.cuh"
+#include "cuda/device/schedule/cost_counts.cuh"
 #include "cuda/device/schedule/key_blocks.cuh"
 #include "cuda/device/schedule/sequence.cuh"
 
 namespace flashtile::device {
 
-constexpr int kTileListThreads = 1024;
-constexpr int kNumCosts = Sm90TileList::kNumCosts;
-
-/// The cost of a number: sixteen for each power of two.
-FLASHTILE_DEVICE int cost_of(uint32 number) {
-  const int exponent = 31 - leading_zeros(number | 1u);
-  const int place = exponent < 4
-                        ? static_cast<int>(number)
-                        : (exponent - 3) * 16 + static_cast<int>(number >> (exponent - 4) & 15);
-  return kNumCosts - 1 - (place < kNumCosts ? place : kNumCosts - 1);
-}
+constexpr int kTileListThreads = CostCounts::kThreads;
+constexpr int kNumCosts = CostCounts::kNumCosts;
 
 /// Of a query block where a map says which key blocks it visits; a block that masks cut counts as
 /// three. The first head speaks for all.
@@ -66,27 +58,6 @@ FLASHTILE_DEVICE void for_each_query_block(const AttentionParams& params, const 
       visit(b, m, kNumCosts - 1 - static_cast<int>(keys * kNumCosts / most_keys));
     }
   }
-}
-
-/// Numbers of blocks of each cost become the places of the first of them; by one warp. Gives how
-/// many there are.
-FLASHTILE_DEVICE uint32 sum_up(uint32* counts) {
-  constexpr int kOwn = kNumCosts / kWarpSize;
-  uint32* own = counts + lane_idx() * kOwn;
-  uint32 sum = 0;
-  for (int i = 0; i < kOwn; ++i) sum += own[i];
-  uint32 end = sum;
-  for (int step = 1; step < kWarpSize; step *= 2) {
-    const uint32 before = shuffle(end, lane_idx() < step ? 0 : lane_idx() - step);
-    if (lane_idx() >= step) end += before;
-  }
-  uint32 place = end - sum;
-  for (int i = 0; i < kOwn; ++i) {
-    const uint32 count = own[i];
-    own[i] = place;
-    place += count;
-  }
-  return shuffle(end, kWarpSize - 1);
 }
 
 }  // namespace flashtile::device

@@ -99,12 +99,21 @@ struct BlocksParam {
   /// Two bits for each (map batch, map head, m_block, n_block): 0 skipped, 1 partial, 3 full.
   unsigned int* map = nullptr;
   int map_batches = 0, map_heads = 0, map_words = 0;
+  /// The query blocks of each (map batch, map head), those that visit the most key blocks first.
+  int* order = nullptr;
+};
+
+/// Kernels that sort blocks by how much there is to do: counts in shared memory.
+struct CostCounts {
+  static constexpr int kNumCosts = 256;  ///< blocks with about as many keys count as alike
+  static constexpr int kBytes = kNumCosts * 4;
+  static constexpr int kThreads = 1024;
 };
 
 /// attention_blocks: a CTA for each word of the map, a warp for each of its blocks.
 struct BlockMapShape {
   static constexpr int kThreads = 512;
-  static constexpr int kSharedBytes = 64;
+  static constexpr int kSharedBytes = 80;
 };
 
 /// What debug kernels write: (batch, heads, seqlen_q, seqlen_k), by stored key.

@@ -25,9 +25,8 @@ struct Sm90TileCounter {
 /// The query blocks of packed sequences, those with the most keys first (attention_tiles), in the
 /// place of a large grid of as many as the longest sequence has. Heads are divided into sections.
 struct Sm90TileList {
-  static constexpr int kNumCosts = 256;  ///< blocks of about as many keys count as alike
-  int* num_entries = nullptr;            ///< null: there is no list
-  int* entries = nullptr;                ///< batch entry and query block of each
+  int* num_entries = nullptr;  ///< null: there is no list
+  int* entries = nullptr;      ///< batch entry and query block of each
   int capacity = 0;
   int heads_per_section = 1;
 };

@@ -14,13 +14,19 @@ enum class Cover : uint32 { kNone = 0, kPart = 1, kFull = 3 };
 
 constexpr int kCoversPerWord = 16;
 
+/// The number of a query tile among those that the map of blocks knows.
+FLASHTILE_DEVICE int64 map_line(const BlocksParam& blocks, int batch_idx, int map_head, int m_block,
+                                int num_m_blocks) {
+  const int64 b = blocks.map_batches == 1 ? 0 : batch_idx;
+  const int64 h = blocks.map_heads == 1 ? 0 : map_head;
+  return (b * blocks.map_heads + h) * num_m_blocks + m_block;
+}
+
 /// Where the map of blocks holds the covers of one query tile; null: there is no map.
 FLASHTILE_DEVICE const uint32* map_row(const BlocksParam& blocks, int batch_idx, int map_head,
                                        int m_block, int num_m_blocks) {
   if (blocks.map == nullptr) return nullptr;
-  const int64 b = blocks.map_batches == 1 ? 0 : batch_idx;
-  const int64 h = blocks.map_heads == 1 ? 0 : map_head;
-  return blocks.map + ((b * blocks.map_heads + h) * num_m_blocks + m_block) *
+  return blocks.map + map_line(blocks, batch_idx, map_head, m_block, num_m_blocks) *
                           static_cast<int64>(blocks.map_words);
 }
 

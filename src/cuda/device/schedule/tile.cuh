@@ -26,22 +26,33 @@ FLASHTILE_DEVICE uint32 divide(uint32 n, const DivisorParam& divisor, uint32& re
   return quotient;
 }
 
-/// Decodes a CTA's number. (batch, head) pairs come in sections whose keys stay in the L2 cache
-/// together; within a section the query blocks are outermost, those with the most keys first.
-template <bool kPackHeads>
-FLASHTILE_DEVICE Tile find_tile(const AttentionParams& params, int64 cta) {
-  const GridParam& grid = params.grid;
-  uint32 rest, place, m_block, part, head;
+/// A (batch, head) pair, and which piece of its work.
+struct GridPlace {
+  uint32 pair, unit;
+};
+
+/// Decodes a CTA's number. Pairs come in sections whose rows stay in the L2 cache together; within
+/// a section units are outermost.
+FLASHTILE_DEVICE GridPlace find_place(const GridParam& grid, int64 cta) {
+  uint32 rest, place;
   const uint32 section = divide(static_cast<uint32>(cta), grid.ctas_per_section, rest);
   const uint32 first_pair = section * grid.pairs_per_section.value;
   const bool is_last = first_pair + grid.pairs_per_section.value > grid.num_pairs;
   const uint32 unit =
       divide(rest, is_last ? grid.pairs_of_last_section : grid.pairs_per_section, place);
-  m_block = divide(unit, grid.parts, part);
+  return {first_pair + place, unit};
+}
+
+/// What a CTA works on; query blocks with the most keys come first.
+template <bool kPackHeads>
+FLASHTILE_DEVICE Tile find_tile(const AttentionParams& params, int64 cta) {
+  const GridParam& grid = params.grid;
+  const GridPlace at = find_place(grid, cta);
+  uint32 part, head;
   Tile tile;
-  tile.m_block = static_cast<int>(m_block);
+  tile.m_block = static_cast<int>(divide(at.unit, grid.parts, part));
   if (grid.descending) tile.m_block = grid.num_m_blocks - 1 - tile.m_block;
-  tile.batch_idx = static_cast<int>(divide(first_pair + place, grid.heads, head));
+  tile.batch_idx = static_cast<int>(divide(at.pair, grid.heads, head));
   tile.head = static_cast<int>(head) * (kPackHeads ? params.group_size : 1);
   uint32 split;
   tile.v_part = static_cast<int>(divide(part, grid.splits, split));
