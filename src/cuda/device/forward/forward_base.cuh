@@ -96,13 +96,16 @@ struct ForwardBase {
   int warp_n;          ///< which share of each key block is the warp's
   uint32 shared;       ///< where shared memory begins
 
-  /// Few rows, or threads that only copy, leave registers for the pages of the next block.
+  /// Few rows, or threads that only copy, leave registers for a page of the next block. A thread
+  /// knows the place of one key, and eight neighbours copy the rows that they know.
   static constexpr bool kKeepsPages = Config::kPaged && Config::kNumStages > 1 &&
                                       (Config::kBlockM <= 16 || Config::kValuesInKeys) &&
                                       Config::kChunk == 0 && Config::kBoxRows == 0;
-  static constexpr int kPageSteps =
-      kKeepsPages ? (Config::kBlockN * 8 + kCopyThreads - 1) / kCopyThreads : 1;
-  typename KeyRows<Config::kPaged>::Place pages[kPageSteps];
+  static constexpr int kRowsAtOnce = kCopyThreads / 8;
+  static_assert(!kKeepsPages ||
+                    (Config::kBlockN % kRowsAtOnce == 0 && Config::kBlockN <= 8 * kRowsAtOnce),
+                "a key for each thread at most");
+  typename KeyRows<Config::kPaged>::Place known_place;
 
   Softmax softmax;
   float acc[kTilesM][kTilesV][4];
@@ -169,18 +172,17 @@ struct ForwardBase {
   FLASHTILE_DEVICE void load_scales(int n_block, int stage) const {
     if constexpr (kOfValues ? Config::kCopiesValueScales : Config::kCopiesKeyScales) {
       const HeadScalarsParam& scales = kOfValues ? params.v_scale : params.k_scale;
-      // As rows are copied: eight threads know the page of a key.
-      if (thread_idx() % 8 != kOfValues) return;
-      FLASHTILE_UNROLL
-      for (int step = 0; step < (Config::kBlockN * 8 + kThreads - 1) / kThreads; ++step) {
-        const int row = thread_idx() / 8 + step * (kThreads / 8);
-        if (row >= Config::kBlockN) break;
-        const int key =
-            clamp(n_block * Config::kBlockN + row, blocks.key_begin, blocks.key_end - 1);
-        const int page = kKeepsPages ? pages[step].page : state().keys.place_of(key).page;
+      const auto copy_scale = [&](int row, int page) {
         const float* source = scale_of(scales, clamp(page, 0, params.lengths.num_lines - 1),
                                        State::head_kv_of(params, state().tile));
         copy_async<4>(scale_address<kOfValues>(stage, row), source, 4);
+      };
+      if constexpr (kKeepsPages) {
+        if (known_row() < Config::kBlockN) copy_scale(known_row(), known_place.page);
+      } else {
+        for (int row = thread_idx(); row < Config::kBlockN; row += kThreads) {
+          copy_scale(row, place_of(n_block * Config::kBlockN + row).page);
+        }
       }
     }
   }
@@ -277,17 +279,21 @@ struct ForwardBase {
     return shared + static_cast<uint32>(kShape.ring_begin() + stage * kShape.stage_bytes());
   }
 
-  /// Asks for the pages of a thread's rows of the block that is copied next, so that they are there
-  /// when the copy begins.
+  /// Of a key that is there, or of the nearest one.
+  FLASHTILE_DEVICE typename KeyRows<Config::kPaged>::Place place_of(int key) const {
+    return state().keys.place_of(clamp(key, blocks.key_begin, blocks.key_end - 1));
+  }
+  /// The row of a block whose place the thread knows.
+  FLASHTILE_DEVICE static int known_row() {
+    const int thread = thread_idx() - kFirstCopyThread;
+    return thread / 8 + thread % 8 * kRowsAtOnce;
+  }
+
+  /// Asks for the page of a thread's key in the block that is copied next, so that it is there when
+  /// the copy begins.
   FLASHTILE_DEVICE void find_pages(int n_block) {
     if constexpr (kKeepsPages) {
-      if (!blocks.holds(n_block)) return;
-      FLASHTILE_UNROLL
-      for (int step = 0; step < kPageSteps; ++step) {
-        const int key = n_block * Config::kBlockN + (thread_idx() - kFirstCopyThread) / 8 +
-                        step * (kCopyThreads / 8);
-        pages[step] = state().keys.place_of(clamp(key, blocks.key_begin, blocks.key_end - 1));
-      }
+      if (blocks.holds(n_block)) known_place = place_of(n_block * Config::kBlockN + known_row());
     }
   }
 
@@ -319,8 +325,10 @@ struct ForwardBase {
       Copy::copy_range(tile, num_cols, element_stride, blocks.key_begin - first_key,
                        blocks.key_end - first_key, address);
     } else if constexpr (kKeepsPages) {
-      Copy::template copy<true>(tile, num_cols, element_stride,
-                                [&](int, int step) { return from.row(pages[step]) + skipped; });
+      const auto known = reinterpret_cast<int64>(from.row(known_place) + skipped);
+      Copy::template copy<true>(tile, num_cols, element_stride, [&](int, int step) {
+        return reinterpret_cast<const char*>(shuffle(known, lane_idx() / 8 * 8 + step));
+      });
     } else if constexpr (Config::kPaged) {
       Copy::copy(tile, num_cols, element_stride, [&](int row, int) { return address(row); });
     } else {
