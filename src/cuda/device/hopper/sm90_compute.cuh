@@ -320,11 +320,15 @@ struct Sm90Compute {
     return follows && softmax.follow(scores, rules.logit_scale(), factors);
   }
 
+  /// Behind a branch: the assembler would move it in front of the wait for products.
+  FLASHTILE_DEVICE void find_kept_early() {
+    if constexpr (Config::kHasDropout && !Scores::kDropsLate) rules.find_kept(tile, n_block);
+  }
+
   /// Scores to weights, in place. Careful: a block may not be plain, or be the tile's first. True
   /// where sums must be multiplied by `factors` then.
   template <bool kIsCareful>
   FLASHTILE_DEVICE bool weigh(bool is_first, float (&factors)[2]) {
-    if constexpr (Config::kHasDropout && !Scores::kDropsLate) rules.find_kept(tile, n_block);
     bool has_moved = false;
     bool is_careful = kIsCareful;
     if constexpr (!kFollows && (!kIsCareful || !kHasPlainLoop)) {
@@ -334,6 +338,7 @@ struct Sm90Compute {
     }
     if constexpr (Scores::kAddsToExponents && !kFollows) {
       if (!is_careful) {
+        find_kept_early();
         softmax.weigh_with_terms(scores, params.scale,
                                  [&](const auto& use) { rules.for_each_term(use); });
         return false;
@@ -342,6 +347,7 @@ struct Sm90Compute {
     if constexpr (Scores::Kind::kIsGeneral) rules.make_logits(scores, tile, n_block);
     if constexpr (kTrustsTinyProducts) {
       if (is_tiny && !is_careful) {
+        find_kept_early();
         softmax.weigh_tiny(scores, params.short_cap_line, params.tiny_products);
         return false;
       }
@@ -357,6 +363,7 @@ struct Sm90Compute {
       if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
       has_moved = prepare<kIsCareful>(factors);
       const bool is_redone = kIsCareful && tile.kind == kTileToRedo;
+      find_kept_early();
       if (Scores::Kind::kIsGeneral && is_redone && softmax.is_huge()) {
         softmax.weigh_wide(scores, rules.logit_scale());
       } else {
@@ -365,6 +372,7 @@ struct Sm90Compute {
     } else {
       if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
       if constexpr (Config::kWantsMaxLogit) softmax.track_largest(scores);
+      find_kept_early();
       if constexpr (Scores::Kind::kIsTilted) {
         // Keys of plain blocks lie before the queries: the distance falls from column to column.
         const float offsets[2] = {rules.slope * rules.distance_of(tile, 0, n_block),
