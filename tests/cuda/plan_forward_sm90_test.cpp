@@ -283,8 +283,8 @@ TEST(Sm90Plan, CompilesWithoutSpillsAndInOrder) {
        "attention_fwd:b9:hq8:sq4096:d64:window_left=500:window_right=0:bf16",
        "attention_fwd:b9:hq8:sq4096:d256:window_left=500:window_right=0:bf16",
        "attention_fwd:b4:hq8:sq4096:d256:bf16",
-       "attention_fwd:b4:hq8:sq4096:d192:dv128:bf16",
-       "attention_fwd:b4:hq8:sq4096:d192:dv128:causal:f16",
+       "attention_fwd:b4:hq8:sq9000:d192:dv128:bf16",
+       "attention_fwd:b4:hq8:sq9000:d192:dv128:causal:f16",
        "attention_fwd:b4:hq8:sq4096:d64:dv512:bf16",
        "attention_fwd:b4:hq8:sq9000:d64:dv256:causal:bf16",
        "attention_fwd:b2:hq8:cu_seqlens_q={0,3000,7000}:cu_seqlens_k={0,300,7000}:d128:dv512:causal"

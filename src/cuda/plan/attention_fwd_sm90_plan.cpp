@@ -120,6 +120,24 @@ std::string refuse_pages(const AttentionProblem& problem) {
   return problem.total_k == 0 ? "takes no empty tensors" : "";
 }
 
+/// Above 128 columns, where tiles do not overlap. `has_room`: registers for larger blocks;
+/// `is_bare`: and for queries.
+void choose_wide_shape(const AttentionProblem& problem, bool has_room, bool is_bare,
+                       Sm90Tiling& tiling) {
+  device::Sm90Shape& shape = tiling.shape;
+  shape.num_query_buffers = 1;
+  const bool is_long = problem.max_seqlen_k > 8192 && has_room;
+  // Shared memory does not give queries anew for each block where registers hold them.
+  const bool holds_queries = is_long && is_bare && shape.head_dim == 192 && shape.head_dim_v <= 128;
+  shape.block_n = holds_queries ? 112 : is_long && shape.head_dim == 256 ? 80 : 64;
+  // Pieces of 16 bytes, and memory beside two stages.
+  shape.warps_store = shape.block_n != 80 && problem.head_dim_v % 8 == 0 && !shape.makes_terms &&
+                      !shape.copies_bias;
+  if (shape.head_dim == 64 && shape.warps_store) shape.num_stages = 4;
+  tiling.query_in_registers = tiling.takes_turns = holds_queries;
+  tiling.holds_back = holds_queries && tiling.reference != Sm90Reference::kMaximum;
+}
+
 int padded_head_dim(int64_t head_dim) { return static_cast<int>(round_up(head_dim, 64)); }
 
 }  // namespace
@@ -272,13 +290,8 @@ Sm90Tiling choose_sm90_tiling(const AttentionProblem& problem) {
     if (!follows && is_short && is_bare && has_many_keys) tiling.reference = Sm90Reference::kZero;
     return tiling;
   }
-  shape.num_query_buffers = 1;
   const bool has_room = !is_heavy && !finds_pages && !adds_to_exponents;
-  shape.block_n = problem.max_seqlen_k > 8192 && has_room ? 80 : 64;
-  // Pieces of 16 bytes, and memory beside two stages of 64 keys.
-  shape.warps_store = shape.block_n == 64 && problem.head_dim_v % 8 == 0 && !shape.makes_terms &&
-                      !shape.copies_bias;
-  tiling.takes_turns = false;
+  choose_wide_shape(problem, has_room, is_bare, tiling);
   return tiling;
 }
 
