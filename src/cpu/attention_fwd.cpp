@@ -4,7 +4,8 @@
 // and works on its query blocks; or, where there are few pairs, they go through in waves that all
 // workers share: first the key blocks of a wave are packed, then each (pair, head of its group,
 // query block) is a task. Which way it goes depends on the workers; what is computed for a query
-// block does not.
+// block does not. Where a call has few query blocks, each goes through several tasks, a split of the
+// keys each, whose results are joined as those of attention_merge.
 #include <algorithm>
 #include <limits>
 
@@ -15,6 +16,7 @@
 #include "cpu/attention_decode.hpp"
 #include "cpu/pair_waves.hpp"
 #include "ops/attention/finish.hpp"
+#include "ops/attention_merge/merge.hpp"
 
 namespace flashtile::cpu {
 namespace {
@@ -33,6 +35,29 @@ int64_t block_m_for(const AttentionProblem& problem, int64_t block_n) {
   return bytes <= cpu_info().l2_bytes / 2 ? kBlockM : kBlockM / 2;
 }
 
+/// Splits of the keys, by the sizes of the problem alone: results do not depend on the workers.
+int64_t num_splits_for(const AttentionProblem& problem, int64_t num_query_blocks) {
+  constexpr int64_t kLeastTasks = 8;
+  constexpr int64_t kLeastKeys = 1024;  // of a split
+  if (problem.batch_invariant || problem.wants_weights || num_query_blocks == 0) return 1;
+  return std::max<int64_t>(
+      1, std::min(ceil_div(kLeastTasks, num_query_blocks), problem.max_seqlen_k / kLeastKeys));
+}
+
+/// What one split gives for a query block: rows of float32, and lse.
+struct BlockPart {
+  BlockPart(const AttentionProblem& problem, const AttentionPlan& plan, char* memory) {
+    WorkspaceCursor cursor(memory);
+    out = cursor.take<float>(plan.block_m * problem.head_dim_v);
+    lse = cursor.take<float>(plan.block_m);
+    bytes = cursor.used();
+  }
+
+  float* out;
+  float* lse;
+  int64_t bytes;
+};
+
 class ForwardLaunch {
  public:
   ForwardLaunch(const IsaEntry& isa, const AttentionProblem& problem, const AttentionPlan& plan,
@@ -41,6 +66,7 @@ class ForwardLaunch {
         args_(args),
         plan_(plan),
         kernels_(operands_of(isa, problem.dtype)),
+        merge_row_(isa.serving->merge_row),
         call_(problem, args),
         context_(with_workers_for(call_.work(), context)),
         layout_(kernels_.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
@@ -48,6 +74,7 @@ class ForwardLaunch {
         scratch_bytes_(kernels_.fwd_scratch_bytes(plan.block_m, plan.block_n, problem.head_dim,
                                                   problem.head_dim_v)),
         pair_bytes_((plan.worker_bytes - scratch_bytes_) / 64 * 64),
+        part_bytes_(BlockPart(problem, plan, nullptr).bytes),
         capacity_(plan.bytes_for("attention_fwd", num_workers_)),
         program_scratch_(call_, *isa.kernels, num_workers_),
         workspace_("attention_fwd", context, capacity_) {
@@ -60,6 +87,7 @@ class ForwardLaunch {
     fill_uncovered_rows(problem_, args_);
     WorkspaceCursor cursor(workspace_.data());
     scratch_ = cursor.take<char>(num_workers_ * scratch_bytes_);
+    if (plan_.num_splits > 1) parts_ = cursor.take<char>(plan_.num_tasks * part_bytes_);
     char* memory = workspace_.data() + cursor.used();
     PairOrder order;
     call_.order_pairs(num_workers_, &order);
@@ -89,29 +117,47 @@ class ForwardLaunch {
 
   using Wave = PairWave<Member>;
 
+  /// A query block of one head.
+  struct Block {
+    int64_t group_head, head, index, q_begin, q_end;
+  };
+
   size_t make_wave(const std::vector<size_t>& order, size_t begin, size_t end, Wave* wave) const;
   void run_wave(Wave& wave);
   void pack_wave(const Wave& wave) const;
   void pack_block(const Member& member, int64_t block) const;
   void attend_wave(Wave& wave);
   void store_max_logit() const;
+  int64_t num_query_blocks(const Member& member) const {
+    return ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
+  }
+  int64_t num_tasks_of(const Member& member) const {
+    return problem_.group_size() * num_query_blocks(member) * plan_.num_splits;
+  }
+  Block block_of(const Member& member, int64_t number) const;
+  BlockPart part_of(const Member& member, const Block& block, int64_t split) const;
+  void keep_split(const Member& member, int64_t split, std::vector<BlockRun>* runs) const;
   void attend_block(Member& member, int64_t task, int worker, float* max_logit);
+  void join_block(const Member& member, int64_t number) const;
 
   const AttentionProblem& problem_;
   const AttentionArgs& args_;
   const AttentionPlan& plan_;
   const OperandKernels& kernels_;
+  void (*merge_row_)(const MergeRowRequest&);
   AttentionCall call_;
   Context context_;
   BlockLayout layout_;
   int64_t num_workers_;
   int64_t scratch_bytes_;  ///< of a worker
   int64_t pair_bytes_;     ///< of the packed keys of the longest pair, and room to align them
+  int64_t part_bytes_;     ///< of what a split gives for a query block
   int64_t capacity_;
   ProgramScratch program_scratch_;
   Workspace workspace_;
   KeptVector<float> max_logit_;  ///< by pair and head of its group
   char* scratch_ = nullptr;
+  char* parts_ = nullptr;  ///< where keys are split: by pair, head of its group, query block, split
 };
 
 /// Takes pairs order[begin, end) until the memory is full; returns where the next wave begins.
@@ -147,7 +193,7 @@ size_t ForwardLaunch::make_wave(const std::vector<size_t>& order, size_t begin, 
     member.blocks = cursor.take<char>(member.num_blocks * layout_.block_bytes);
     member.v_has_nonfinite = cursor.take<uint8_t>(member.num_blocks);
     num_pack_tasks += member.num_blocks;
-    num_tasks += problem_.group_size() * ceil_div(sequence.seqlen_q, plan_.block_m);
+    num_tasks += num_tasks_of(member);
     wave->members.push_back(member);
   }
   wave->place_masks(problem_.group_size());
@@ -185,15 +231,43 @@ void ForwardLaunch::pack_wave(const Wave& wave) const {
   });
 }
 
+ForwardLaunch::Block ForwardLaunch::block_of(const Member& member, int64_t number) const {
+  const int64_t num_m = num_query_blocks(member);
+  const int64_t g = number / num_m;
+  // The last query blocks see the most keys under a causal mask: they go first.
+  const int64_t m = num_m - 1 - number % num_m;
+  const int64_t q_begin = m * plan_.block_m;
+  return {g, call_.head_of(member.pair, g), m, q_begin,
+          std::min(q_begin + plan_.block_m, member.pair.sequence->seqlen_q)};
+}
+
+BlockPart ForwardLaunch::part_of(const Member& member, const Block& block, int64_t split) const {
+  const int64_t max_blocks = ceil_div(problem_.max_seqlen_q, plan_.block_m);
+  const int64_t head =
+      static_cast<int64_t>(member.pair_idx) * problem_.group_size() + block.group_head;
+  const int64_t index = (head * max_blocks + block.index) * plan_.num_splits + split;
+  return {problem_, plan_, parts_ + index * part_bytes_};
+}
+
+/// Leaves the part of the runs that lies in a split of the pair's key blocks.
+void ForwardLaunch::keep_split(const Member& member, int64_t split,
+                               std::vector<BlockRun>* runs) const {
+  const auto boundary = [&](int64_t i) {
+    return member.first_block + member.num_blocks * i / plan_.num_splits;
+  };
+  const int64_t begin = boundary(split);
+  const int64_t end = boundary(split + 1);
+  for (BlockRun& run : *runs) {
+    run.begin = std::max<int64_t>(run.begin, begin);
+    run.end = std::clamp<int64_t>(run.end, run.begin, std::max<int64_t>(run.begin, end));
+  }
+}
+
 void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float* max_logit) {
   const Sequence& sequence = *member.pair.sequence;
-  const int64_t num_m = ceil_div(sequence.seqlen_q, plan_.block_m);
-  const int64_t g = task / num_m;
-  // The last query blocks see the most keys under a causal mask: they go first.
-  const int64_t m = num_m - 1 - task % num_m;
-  const int64_t head = call_.head_of(member.pair, g);
-  const int64_t q_begin = m * plan_.block_m;
-  const int64_t q_end = std::min(q_begin + plan_.block_m, sequence.seqlen_q);
+  const int64_t split = task % plan_.num_splits;
+  const Block place = block_of(member, task / plan_.num_splits);
+  const auto [g, head, index, q_begin, q_end] = place;
   HeadMask mask = member.masks[g];
   thread_local std::vector<BlockRun> runs;
   mask.key_runs(q_begin, q_end, plan_.block_n, &runs);
@@ -205,6 +279,14 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   row_addresses(q, q_begin, q_end, &q_addresses);
   row_addresses(out, q_begin, q_end, &out_addresses);
   std::array<float, kBlockM> lse;
+  const bool is_part = plan_.num_splits > 1;
+  if (is_part) {
+    keep_split(member, split, &runs);
+    const BlockPart part = part_of(member, place, split);
+    for (int64_t i = 0; i < q_end - q_begin; ++i) {
+      out_addresses[static_cast<size_t>(i)] = part.out + i * problem_.head_dim_v;
+    }
+  }
   const HeadRules rules(call_, sequence, head, mask);
   // Blocks are numbered from key 0, whichever the first packed one is.
   const PackedKeys keys{sequence.seqlen_k, plan_.block_n,
@@ -222,12 +304,12 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   block.runs = runs.data();
   block.num_runs = static_cast<int64_t>(runs.size());
   block.rules = rules.get();
-  block.sink = problem_.has_sink ? element<float>(args_.sink, {head})
-                                 : -std::numeric_limits<float>::infinity();
+  block.sink = problem_.has_sink && split == 0 ? element<float>(args_.sink, {head})
+                                               : -std::numeric_limits<float>::infinity();
   block.out_rows = out_addresses.data();
-  block.out_dtype = args_.out.dtype;
-  block.out_stride = element_stride(out, args_.out.dtype);
-  block.lse = lse.data();
+  block.out_dtype = is_part ? DType::kF32 : args_.out.dtype;
+  block.out_stride = is_part ? 1 : element_stride(out, args_.out.dtype);
+  block.lse = is_part ? part_of(member, place, split).lse : lse.data();
   block.max_logit = max_logit;
   const Rows weights = weight_rows(args_.weights, sequence, head);
   if (weights.data != nullptr) {
@@ -239,7 +321,7 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   block.program_scratch = program_scratch_.of(worker);
   kernels_.fwd_block(block);
   const Rows lse_out = lse_rows(args_.lse, sequence, head);
-  if (lse_out.data == nullptr) return;
+  if (is_part || lse_out.data == nullptr) return;
   for (int64_t i = q_begin; i < q_end; ++i) {
     lse_out.element<float>(i) = lse[static_cast<size_t>(i - q_begin)];
   }
@@ -247,9 +329,7 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
 
 void ForwardLaunch::attend_wave(Wave& wave) {
   int64_t num_tasks = 0;
-  for (const Member& member : wave.members) {
-    num_tasks += problem_.group_size() * ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
-  }
+  for (const Member& member : wave.members) num_tasks += num_tasks_of(member);
   KeptVector<float> max_logit;
   max_logit->resize(static_cast<size_t>(num_tasks));
   parallel_for(wave.context, num_tasks, [&](int64_t task, int worker) {
@@ -257,13 +337,50 @@ void ForwardLaunch::attend_wave(Wave& wave) {
     attend_block(member, task - member.first_task, wave.first_worker + worker,
                  &(*max_logit)[static_cast<size_t>(task)]);
   });
+  if (plan_.num_splits > 1) {
+    parallel_for(wave.context, num_tasks / plan_.num_splits, [&](int64_t number, int) {
+      const Member& member = member_of(wave.members, number * plan_.num_splits, &Member::first_task);
+      join_block(member, number - member.first_task / plan_.num_splits);
+    });
+  }
   const auto group = static_cast<size_t>(problem_.group_size());
   for (const Member& member : wave.members) {
-    const int64_t num_m = ceil_div(member.pair.sequence->seqlen_q, plan_.block_m);
-    for (int64_t task = 0; task < problem_.group_size() * num_m; ++task) {
-      float& highest = (*max_logit_)[member.pair_idx * group + static_cast<size_t>(task / num_m)];
+    const int64_t head_tasks = num_query_blocks(member) * plan_.num_splits;
+    for (int64_t task = 0; task < problem_.group_size() * head_tasks; ++task) {
+      float& highest =
+          (*max_logit_)[member.pair_idx * group + static_cast<size_t>(task / head_tasks)];
       highest = std::max(highest, (*max_logit)[static_cast<size_t>(member.first_task + task)]);
     }
+  }
+}
+
+/// Joins what the splits of a query block give, row by row.
+void ForwardLaunch::join_block(const Member& member, int64_t number) const {
+  const Sequence& sequence = *member.pair.sequence;
+  const Block block = block_of(member, number);
+  const BlockPart first = part_of(member, block, 0);
+  const Rows out = query_rows(args_.out, sequence, block.head);
+  const Rows lse = lse_rows(args_.lse, sequence, block.head);
+  const auto num_splits = static_cast<size_t>(plan_.num_splits);
+  thread_local MergeWeights weights;
+  thread_local std::vector<const void*> parts;
+  thread_local std::vector<float> factors;
+  parts.resize(num_splits);
+  factors.resize(num_splits);
+  for (int64_t i = 0; i < block.q_end - block.q_begin; ++i) {
+    MergeRow row;
+    row.lse_part = reinterpret_cast<const char*>(first.lse + i);
+    row.lse_step = part_bytes_;
+    weights.compute(row, plan_.num_splits, DType::kF32);
+    const char* part = reinterpret_cast<const char*>(first.out + i * problem_.head_dim_v);
+    for (size_t split = 0; split < num_splits; ++split, part += part_bytes_) {
+      parts[split] = weights.is_read[split] != 0 ? part : nullptr;
+      factors[split] = static_cast<float>(weights.weights[split]);
+    }
+    merge_row_({parts.data(), factors.data(), plan_.num_splits, problem_.head_dim_v, DType::kF32, 1,
+                out.row(block.q_begin + i), args_.out.dtype, element_stride(out, args_.out.dtype)});
+    if (lse.data == nullptr) continue;
+    lse.element<float>(block.q_begin + i) = static_cast<float>(weights.lse);
   }
 }
 
@@ -287,14 +404,19 @@ AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& pr
   plan.implementation = isa.forward_name;
   plan.block_n = std::min(block_n_for(problem), whole_columns(problem.max_seqlen_k));
   plan.block_m = block_m_for(problem, plan.block_n);
-  plan.num_tasks =
+  const int64_t num_query_blocks =
       (Count(problem.batch_size) * problem.num_heads * ceil_div(problem.max_seqlen_q, plan.block_m))
           .value("attention_fwd", "tasks");
+  plan.num_splits = num_splits_for(problem, num_query_blocks);
+  plan.num_tasks = num_query_blocks * plan.num_splits;
   const BlockLayout layout =
       kernels.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v);
   const Count num_blocks = ceil_div(problem.max_seqlen_k, plan.block_n);
   const Count pair_bytes = num_blocks * (layout.block_bytes + 1) + 256;
   plan.workspace_bytes = kExtraBytes;
+  if (plan.num_splits > 1) {
+    plan.workspace_bytes += plan.num_tasks * BlockPart(problem, plan, nullptr).bytes;
+  }
   plan.worker_bytes = (pair_bytes + kernels.fwd_scratch_bytes(plan.block_m, plan.block_n,
                                                               problem.head_dim, problem.head_dim_v))
                           .value("attention_fwd", "bytes of workspace");

@@ -21,6 +21,7 @@ namespace {
 constexpr const char* kProblems[] = {
     "attention_fwd:b2:hq4:hkv2:sq200:sk300:d32:causal:lse",
     "attention_fwd:b1:hq8:hkv1:sq1:sk4400:d64:lse:bf16",
+    "attention_fwd:b1:hq2:hkv1:sq120:sk2100:d32:causal:sink:lse:max_logit",
     "attention_fwd:hq4:hkv2:d16:cu_seqlens_q={0,33,33,290}:cu_seqlens_k={0,70,75,640}:causal:lse:"
     "dropout_p=0.2:max_logit:f16",
     "attention_bwd:b2:hq8:hkv2:sq200:sk300:d32:causal",
