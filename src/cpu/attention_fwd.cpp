@@ -4,8 +4,8 @@
 // and works on its query blocks; or, where there are few pairs, they go through in waves that all
 // workers share: first the key blocks of a wave are packed, then each (pair, head of its group,
 // query block) is a task. Which way it goes depends on the workers; what is computed for a query
-// block does not. Where a call has few query blocks, each goes through several tasks, a split of the
-// keys each, whose results are joined as those of attention_merge.
+// block does not. Where a call has few query blocks, each goes through several tasks, a split of
+// the keys each, whose results are joined as those of attention_merge.
 #include <algorithm>
 #include <limits>
 
@@ -339,7 +339,8 @@ void ForwardLaunch::attend_wave(Wave& wave) {
   });
   if (plan_.num_splits > 1) {
     parallel_for(wave.context, num_tasks / plan_.num_splits, [&](int64_t number, int) {
-      const Member& member = member_of(wave.members, number * plan_.num_splits, &Member::first_task);
+      const Member& member =
+          member_of(wave.members, number * plan_.num_splits, &Member::first_task);
       join_block(member, number - member.first_task / plan_.num_splits);
     });
   }
