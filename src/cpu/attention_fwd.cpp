@@ -30,9 +30,12 @@ int64_t block_n_for(const AttentionProblem& problem) {
   return bytes <= cpu_info().l2_bytes / 2 ? kLarge : kLarge / 2;
 }
 
+/// Scores of a tile fill the first cache at most.
 int64_t block_m_for(const AttentionProblem& problem, int64_t block_n) {
-  const int64_t bytes = kBlockM * (block_n + problem.head_dim + problem.head_dim_v) * 4;
-  return bytes <= cpu_info().l2_bytes / 2 ? kBlockM : kBlockM / 2;
+  const int64_t scores = kBlockM * block_n * 4;
+  const int64_t others = kBlockM * (problem.head_dim + problem.head_dim_v) * 4;
+  const bool fits = scores <= cpu_info().l1d_bytes && scores + others <= cpu_info().l2_bytes / 2;
+  return fits ? kBlockM : kBlockM / 2;
 }
 
 /// Splits of the keys, by the sizes of the problem alone: results do not depend on the workers.

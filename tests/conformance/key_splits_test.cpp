@@ -20,7 +20,7 @@ const std::vector<std::string> kTexts = {
     ":b1:hq2:hkv1:sq20:sk2100:d32:causal:max_logit",
     ":b1:hq2:hkv1:sq100:sk2100:d32:dv40:sink:bf16",
     ":b1:hq3:hkv3:sq17:sk4200:d16:window_left=300:window_right=5:sink:f16",
-    ":b1:hq1:sq600:sk2100:d16:query_offset=-100:causal",
+    ":b1:hq1:sq300:sk2100:d16:query_offset=-100:causal",
     ":b1:hq2:sq40:sk2100:d16:dropout_p=0.3:dropout_seed=7:softcap=5:bf16",
     ":b1:hq2:sq40:sk2100:d16:alibi_slopes:bias[1,hq,1,sk]:causal:out.f32:bf16",
     ":b1:hq2:hkv1:sq40:sk2100:d16:aux.t[2200]:score='score + t[k_idx - q_idx + 40]':"
