@@ -169,6 +169,20 @@ TEST(Allocations, OfARepeatedCallAreNone) {
   }
 }
 
+/// A prefill of few queries, whose keys are split.
+TEST(Allocations, OfSplitKeysAreNone) {
+  const Tensor q = Tensor::random(DType::kBF16, {1, 40, 2, 32}, 1);
+  const Tensor k = Tensor::random(DType::kBF16, {1, 3000, 1, 32}, 2);
+  const Tensor out(DType::kBF16, {1, 40, 2, 32});
+  const Tensor lse(DType::kF32, {1, 2, 40});
+  for (const std::string& implementation : all_kernels()) {
+    OwnMemory memory(implementation);
+    EXPECT_EQ(
+        allocations_of([&](int64_t) { attention_fwd(q, k, k, out, lse, {}, memory.context); }), 0)
+        << implementation;
+  }
+}
+
 /// Decoding token by token into a paged cache, with rotary embedding, whose lengths grow and whose
 /// tables change from call to call.
 TEST(Allocations, OfDecodingAreNone) {
