@@ -14,9 +14,9 @@
 #include "core/executor.hpp"
 #include "cpu/attention_call.hpp"
 #include "cpu/attention_decode.hpp"
+#include "cpu/attention_merge.hpp"
 #include "cpu/pair_waves.hpp"
 #include "ops/attention/finish.hpp"
-#include "ops/attention_merge/merge.hpp"
 
 namespace flashtile::cpu {
 namespace {
@@ -69,7 +69,7 @@ class ForwardLaunch {
         args_(args),
         plan_(plan),
         kernels_(operands_of(isa, problem.dtype)),
-        merge_row_(isa.serving->merge_row),
+        isa_(isa),
         call_(problem, args),
         context_(with_workers_for(call_.work(), context)),
         layout_(kernels_.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
@@ -147,7 +147,7 @@ class ForwardLaunch {
   const AttentionArgs& args_;
   const AttentionPlan& plan_;
   const OperandKernels& kernels_;
-  void (*merge_row_)(const MergeRowRequest&);
+  const IsaEntry& isa_;
   AttentionCall call_;
   Context context_;
   BlockLayout layout_;
@@ -270,8 +270,8 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   const Sequence& sequence = *member.pair.sequence;
   const int64_t split = task % plan_.num_splits;
   const Block place = block_of(member, task / plan_.num_splits);
-  const auto [g, head, index, q_begin, q_end] = place;
-  HeadMask mask = member.masks[g];
+  const int64_t head = place.head, q_begin = place.q_begin, q_end = place.q_end;
+  HeadMask mask = member.masks[place.group_head];
   thread_local std::vector<BlockRun> runs;
   mask.key_runs(q_begin, q_end, plan_.block_n, &runs);
 
@@ -280,15 +280,19 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   thread_local std::vector<void*> q_addresses;
   thread_local std::vector<void*> out_addresses;
   row_addresses(q, q_begin, q_end, &q_addresses);
-  row_addresses(out, q_begin, q_end, &out_addresses);
   std::array<float, kBlockM> lse;
+  float* block_lse = lse.data();
   const bool is_part = plan_.num_splits > 1;
   if (is_part) {
     keep_split(member, split, &runs);
     const BlockPart part = part_of(member, place, split);
+    block_lse = part.lse;
+    out_addresses.clear();
     for (int64_t i = 0; i < q_end - q_begin; ++i) {
-      out_addresses[static_cast<size_t>(i)] = part.out + i * problem_.head_dim_v;
+      out_addresses.push_back(part.out + i * problem_.head_dim_v);
     }
+  } else {
+    row_addresses(out, q_begin, q_end, &out_addresses);
   }
   const HeadRules rules(call_, sequence, head, mask);
   // Blocks are numbered from key 0, whichever the first packed one is.
@@ -312,7 +316,7 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   block.out_rows = out_addresses.data();
   block.out_dtype = is_part ? DType::kF32 : args_.out.dtype;
   block.out_stride = is_part ? 1 : element_stride(out, args_.out.dtype);
-  block.lse = is_part ? part_of(member, place, split).lse : lse.data();
+  block.lse = block_lse;
   block.max_logit = max_logit;
   const Rows weights = weight_rows(args_.weights, sequence, head);
   if (weights.data != nullptr) {
@@ -365,26 +369,21 @@ void ForwardLaunch::join_block(const Member& member, int64_t number) const {
   const BlockPart first = part_of(member, block, 0);
   const Rows out = query_rows(args_.out, sequence, block.head);
   const Rows lse = lse_rows(args_.lse, sequence, block.head);
-  const auto num_splits = static_cast<size_t>(plan_.num_splits);
-  thread_local MergeWeights weights;
-  thread_local std::vector<const void*> parts;
-  thread_local std::vector<float> factors;
-  parts.resize(num_splits);
-  factors.resize(num_splits);
+  MergeProblem joined;
+  joined.dtype = joined.lse_dtype = joined.out_lse_dtype = DType::kF32;
+  joined.out_dtype = args_.out.dtype;
+  joined.num_parts = plan_.num_splits;
+  joined.head_dim_v = problem_.head_dim_v;
+  MergeRow row;
+  row.part_step = row.lse_step = part_bytes_;
+  row.part_stride = dtype_bytes(DType::kF32);
+  row.out_stride = out.element_stride;
   for (int64_t i = 0; i < block.q_end - block.q_begin; ++i) {
-    MergeRow row;
+    row.part = reinterpret_cast<const char*>(first.out + i * problem_.head_dim_v);
     row.lse_part = reinterpret_cast<const char*>(first.lse + i);
-    row.lse_step = part_bytes_;
-    weights.compute(row, plan_.num_splits, DType::kF32);
-    const char* part = reinterpret_cast<const char*>(first.out + i * problem_.head_dim_v);
-    for (size_t split = 0; split < num_splits; ++split, part += part_bytes_) {
-      parts[split] = weights.is_read[split] != 0 ? part : nullptr;
-      factors[split] = static_cast<float>(weights.weights[split]);
-    }
-    merge_row_({parts.data(), factors.data(), plan_.num_splits, problem_.head_dim_v, DType::kF32, 1,
-                out.row(block.q_begin + i), args_.out.dtype, element_stride(out, args_.out.dtype)});
-    if (lse.data == nullptr) continue;
-    lse.element<float>(block.q_begin + i) = static_cast<float>(weights.lse);
+    row.out = out.row(block.q_begin + i);
+    if (lse.data != nullptr) row.lse = lse.row(block.q_begin + i);
+    join_row(isa_, joined, row);
   }
 }
 
