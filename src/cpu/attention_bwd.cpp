@@ -29,6 +29,7 @@ constexpr int64_t kEnoughTasks = 16;  ///< with as many pairs, key blocks are no
 AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& problem) {
   AttentionPlan plan;
   plan.implementation = isa.backward_name;
+  plan.details = std::make_shared<const KeptVariants>();
   plan.block_m = kBlockM;
   const bool has_program = !problem.user_score.empty() && !line_of(problem);
   plan.block_n =
@@ -41,7 +42,8 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
   plan.num_splits = std::min({kMaxSplits, wanted, num_blocks});
   plan.num_tasks = (Count(num_pairs) * plan.num_splits).value("attention_bwd", "tasks");
   const BwdShape shape(operands_of(isa, problem.dtype), problem, plan);
-  plan.workspace_bytes = kExtraBytes;
+  plan.workspace_bytes = (Count(kExtraBytes) + AuxGradients::bytes(problem, plan.num_tasks))
+                             .value("attention_bwd", "bytes of workspace");
   plan.worker_bytes =
       (Count(shape.pair_bytes(problem.max_seqlen_q, problem.max_seqlen_k)) + shape.scratch_bytes)
           .value("attention_bwd", "bytes of workspace");
@@ -51,7 +53,7 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
 void launch_attention_bwd(const IsaEntry& isa, const AttentionProblem& problem,
                           const AttentionPlan& plan, const AttentionArgs& args,
                           const Context& context) {
-  const AttentionCall call(problem, args);
+  const AttentionCall call(problem, plan, args);
   const Context limited = with_workers_for(call.work(), context);
   BwdLaunch launch(isa, call, plan, limited);
   launch.run();

@@ -8,8 +8,6 @@
 #include "core/element.hpp"
 #include "core/executor.hpp"
 #include "cpu/attention_bwd_wave.hpp"
-#include "variant/expr/access.hpp"
-#include "variant/expr/derivative.hpp"
 
 namespace flashtile::cpu {
 namespace {
@@ -46,16 +44,11 @@ void visible_addresses(const AttentionCall& call, const Rows& rows, DType dtype,
 /// True where delta from `out` would be less exact than the gradients that are wanted: a rounding
 /// error of a row's delta is the same for all keys, so sums over keys do not average it out. Where
 /// every key of a row has an element of its own, there are no such sums.
-bool sums_delta(const AttentionProblem& problem, const AttentionArgs& args) {
+bool sums_delta(const AttentionCall& call) {
+  const AttentionArgs& args = call.args();
   if (args.out.dtype != DType::kF16 && args.out.dtype != DType::kBF16) return false;
   if (args.dalibi_slopes || args.dsink) return true;
-  const bool wants_aux = std::any_of(args.aux.begin(), args.aux.end(),
-                                     [](const AuxTensor& aux) { return bool(aux.gradient); });
-  if (!wants_aux) return false;
-  const std::vector<variant::LoadSite> sites = variant::load_gradients(problem.user_score);
-  return !std::all_of(sites.begin(), sites.end(), [](const variant::LoadSite& site) {
-    return variant::is_own_of_key(site.index);
-  });
+  return call.problem().wants_aux_gradient && call.programs().has_shared_sites;
 }
 
 /// lse and delta of one head.
@@ -98,7 +91,7 @@ void make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
   }
   stats->lse->resize(static_cast<size_t>(num_rows) + 1);
   stats->delta->resize(static_cast<size_t>(num_rows) + 1);
-  stats->sums_delta = sums_delta(call.problem(), call.args());
+  stats->sums_delta = sums_delta(call);
   const int64_t num_sequences = static_cast<int64_t>(call.sequences().size());
   parallel_for(context, num_sequences * num_heads, [&](int64_t task, int) {
     compute_head(call, kernels, call.sequences()[static_cast<size_t>(task / num_heads)],
@@ -107,8 +100,8 @@ void make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
   // Results of 16 bits, and weights rounded to them, have larger errors.
   if (call.problem().dtype == DType::kF32 &&
       std::any_of(stats->lse->begin(), stats->lse->end(), is_large_lse)) {
-    stats->factors.assign(stats->lse->size(), 1.0f);
-    stats->weight_sums.assign(stats->lse->size(), 0.0);
+    stats->factors->assign(stats->lse->size(), 1.0f);
+    stats->weight_sums->assign(stats->lse->size(), 0.0);
   }
 }
 
@@ -119,25 +112,24 @@ bool is_large_lse(float lse) {
   return std::abs(lse) >= kLarge && !std::isinf(lse);
 }
 
-std::vector<double> sink_gradients(const AttentionCall& call, const RowStats& stats) {
-  std::vector<double> gradients;
+void find_sink_gradients(const AttentionCall& call, const RowStats& stats,
+                         std::vector<double>* gradients) {
   for (const Sequence& sequence : call.sequences()) {
     for (int64_t head = 0; head < call.problem().num_heads; ++head) {
       const auto sink = static_cast<double>(element<float>(call.args().sink, {head}));
       const float* lse = stats.lse->data() + stats.index(sequence, head);
       const float* delta = stats.delta->data() + stats.index(sequence, head);
       const float* factors =
-          stats.factors.empty() ? nullptr : stats.factors.data() + stats.index(sequence, head);
+          stats.factors->empty() ? nullptr : stats.factors->data() + stats.index(sequence, head);
       double sum = 0;
       for (int64_t i = 0; i < sequence.seqlen_q && !std::isinf(sink); ++i) {
         const double factor = factors == nullptr ? 1 : static_cast<double>(factors[i]);
         const double weight = std::exp(sink - static_cast<double>(lse[i])) * factor;
         sum -= weight * static_cast<double>(delta[i]);
       }
-      gradients.push_back(sum);
+      gradients->push_back(sum);
     }
   }
-  return gradients;
 }
 
 void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,

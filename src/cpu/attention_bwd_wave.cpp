@@ -62,7 +62,7 @@ BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
   block.num_runs = static_cast<int64_t>(runs.size());
   block.rules = rules.get();
   block.lse = &(*stats.lse)[stats.index(sequence, head)];
-  if (!stats.factors.empty()) block.factors = &stats.factors[stats.index(sequence, head)];
+  if (!stats.factors->empty()) block.factors = &(*stats.factors)[stats.index(sequence, head)];
   block.delta = &(*stats.delta)[stats.index(sequence, head)];
   block.dq_ld = shape.dq_ld;
   block.dk_ld = shape.dk_ld;
@@ -84,10 +84,12 @@ BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const Atten
       capacity_(plan.bytes_for("attention_bwd", num_workers_)),
       program_scratch_(call, *isa.kernels, num_workers_),
       workspace_("attention_bwd", context, capacity_),
-      daux_(call.programs(), args_, problem_.batch_size * problem_.num_heads_kv * plan.num_splits) {
+      daux_(problem_, plan, call.programs(), args_, workspace_.data()) {
   make_row_stats(call, *isa.kernels, context, &stats_);
   if (args_.dalibi_slopes) {
-    dalibi_.assign(static_cast<size_t>(problem_.batch_size * problem_.num_heads), 0.0);
+    const auto num_heads = static_cast<size_t>(problem_.batch_size * problem_.num_heads);
+    dalibi_->assign(num_heads, 0.0);
+    dalibi_parts_->assign(num_heads * static_cast<size_t>(plan.num_splits), 0.0);
   }
 }
 
@@ -109,6 +111,7 @@ void BwdLaunch::run() {
 
 void BwdLaunch::run_pairs() {
   WorkspaceCursor cursor(workspace_.data());
+  cursor.take<char>(AuxGradients::bytes(problem_, plan_.num_tasks));
   scratch_ = cursor.take<char>(num_workers_ * shape_.scratch_bytes);
   char* memory = workspace_.data() + cursor.used();
   PairOrder order;
@@ -132,14 +135,14 @@ void BwdLaunch::run_pairs() {
 void BwdLaunch::run_wave(BwdWave& wave) {
   pack_wave(wave);
   if (stats_.sums_delta) sum_deltas(wave);
-  if (!stats_.factors.empty()) find_factors(wave);
+  if (!stats_.factors->empty()) find_factors(wave);
   run_splits(wave);
   store_wave(wave);
 }
 
 /// Takes pairs order[begin, end) until the memory is full; returns where the next wave begins.
 size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size_t end,
-                            BwdWave* wave) const {
+                            BwdWave* wave) {
   WorkspaceCursor cursor(wave->memory);
   wave->clear();
   for (; begin < end; ++begin) {
@@ -164,7 +167,8 @@ size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size
     member.dq =
         cursor.take<float>(shape_.num_splits * shape_.group_size * s.seqlen_q * shape_.dq_ld);
     if (args_.dalibi_slopes) {
-      member.dalibi.assign(static_cast<size_t>(shape_.num_splits * shape_.group_size), 0.0);
+      const int64_t num_parts = shape_.num_splits * shape_.group_size;
+      member.dalibi = dalibi_parts_->data() + member.pair_idx * num_parts;
     }
     wave->members.push_back(std::move(member));
   }
@@ -303,7 +307,7 @@ void BwdLaunch::find_factors(BwdWave& wave) {
         const int64_t end = std::min((m + 1) * shape_.block_m, sequence.seqlen_q);
         return std::any_of(lse + m * shape_.block_m, lse + end, is_large_lse);
       },
-      [&](BwdBlock& block, size_t row) { block.weight_sums = &stats_.weight_sums[row]; });
+      [&](BwdBlock& block, size_t row) { block.weight_sums = &(*stats_.weight_sums)[row]; });
   for (const BwdMember& member : wave.members) {
     for (int64_t g = 0; g < shape_.group_size; ++g) {
       const int64_t head = call_.head_of(member.pair, g);
@@ -313,9 +317,9 @@ void BwdLaunch::find_factors(BwdWave& wave) {
       for (size_t i = first; i < first + static_cast<size_t>(member.pair.sequence->seqlen_q); ++i) {
         if (!is_large_lse((*stats_.lse)[i])) continue;
         const auto lse = static_cast<double>((*stats_.lse)[i]);
-        const double sum = stats_.weight_sums[i] + std::exp(sink - lse);
+        const double sum = (*stats_.weight_sums)[i] + std::exp(sink - lse);
         if (std::abs(sum - 1) <= 0x1p-21 * std::abs(lse)) {
-          stats_.factors[i] = static_cast<float>(1 / sum);
+          (*stats_.factors)[i] = static_cast<float>(1 / sum);
         }
       }
     }
@@ -358,7 +362,7 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
     kernels_.bwd_block(block);
     dbias.store();
     if (args_.dalibi_slopes) {
-      member.dalibi[static_cast<size_t>(split * shape_.group_size + g)] += dalibi;
+      member.dalibi[split * shape_.group_size + g] += dalibi;
     }
   }
   store_keys(member, n, dk, dv);
@@ -410,8 +414,8 @@ void BwdLaunch::store_wave(BwdWave& wave) {
   for (const BwdMember& member : wave.members) {
     for (int64_t part = 0; part < shape_.num_splits * group; ++part) {
       const int64_t head = call_.head_of(member.pair, part % group);
-      dalibi_[static_cast<size_t>(member.pair.sequence->batch_idx * problem_.num_heads + head)] +=
-          member.dalibi[static_cast<size_t>(part)];
+      (*dalibi_)[static_cast<size_t>(member.pair.sequence->batch_idx * problem_.num_heads +
+                                     head)] += member.dalibi[part];
     }
   }
 }
@@ -430,8 +434,11 @@ void BwdLaunch::store_shared_gradients() {
       if (target.ndim == 1) store_float(target.at({h}), target.dtype, total);
     }
   };
-  store(args_.dalibi_slopes, dalibi_);
-  if (args_.dsink) store(args_.dsink, sink_gradients(call_, stats_));
+  store(args_.dalibi_slopes, *dalibi_);
+  if (!args_.dsink) return;
+  KeptVector<double> dsink;
+  find_sink_gradients(call_, stats_, &*dsink);
+  store(args_.dsink, *dsink);
 }
 
 }  // namespace flashtile::cpu

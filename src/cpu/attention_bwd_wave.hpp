@@ -36,8 +36,8 @@ struct RowStats {
   bool sums_delta = false;
   /// What exp(s - lse) is multiplied by, so that the weights of a row with a large lse add up to 1
   /// although lse was rounded; filled wave by wave. Empty where no row needs it.
-  std::vector<float> factors;
-  std::vector<double> weight_sums;
+  KeptVector<float> factors;
+  KeptVector<double> weight_sums;
 
   size_t index(const Sequence& sequence, int64_t head) const {
     return static_cast<size_t>((*first_row)[static_cast<size_t>(sequence.batch_idx)] +
@@ -52,7 +52,8 @@ void make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
 bool is_large_lse(float lse);
 
 /// The sinks' gradient by sequence and head, when delta is complete.
-std::vector<double> sink_gradients(const AttentionCall& call, const RowStats& stats);
+void find_sink_gradients(const AttentionCall& call, const RowStats& stats,
+                         std::vector<double>* gradients);
 
 /// A pair of the wave.
 struct BwdMember {
@@ -62,8 +63,8 @@ struct BwdMember {
   char* q_blocks = nullptr;         ///< (group, query blocks)
   char* k_blocks = nullptr;         ///< (key blocks)
   uint8_t* k_has_nonfinite = nullptr;
-  float* dq = nullptr;         ///< (splits, group, seqlen_q, dq_ld)
-  std::vector<double> dalibi;  ///< (splits, group), where it is wanted
+  float* dq = nullptr;       ///< (splits, group, seqlen_q, dq_ld)
+  double* dalibi = nullptr;  ///< (splits, group), where it is wanted
   int64_t num_m = 0, num_n = 0;
 
   const char* q_block(const BwdShape& shape, int64_t member, int64_t m) const {
@@ -95,7 +96,7 @@ class BwdLaunch {
 
  private:
   void run_pairs();
-  size_t make_wave(const std::vector<size_t>& order, size_t begin, size_t end, BwdWave* wave) const;
+  size_t make_wave(const std::vector<size_t>& order, size_t begin, size_t end, BwdWave* wave);
   void run_wave(BwdWave& wave);
   void pack_wave(BwdWave& wave);
   template <class Wants, class Fill>
@@ -125,7 +126,8 @@ class BwdLaunch {
   Workspace workspace_;
   char* scratch_ = nullptr;
   RowStats stats_;
-  std::vector<double> dalibi_;  ///< by sequence and head, where it is wanted
+  KeptVector<double> dalibi_;        ///< by sequence and head, where it is wanted
+  KeptVector<double> dalibi_parts_;  ///< by pair, split and head of its group
   AuxGradients daux_;
 };
 

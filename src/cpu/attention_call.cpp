@@ -13,8 +13,41 @@ const OperandKernels& operands_of(const IsaEntry& isa, DType dtype) {
   return is_paired ? *isa.attention_pairs : isa.kernels->operands;
 }
 
-AttentionCall::AttentionCall(const AttentionProblem& problem, const AttentionArgs& args)
-    : problem_(problem), args_(args), mask_(problem, args), programs_(problem, args, mask_.rest()) {
+std::unique_ptr<CallVariant> KeptVariants::take() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  idle_.reserve(idle_.size() + num_used_ + 1);  // so that all are put back without an allocation
+  ++num_used_;
+  if (idle_.empty()) return nullptr;
+  std::unique_ptr<CallVariant> variant = std::move(idle_.back());
+  idle_.pop_back();
+  return variant;
+}
+
+void KeptVariants::put_back(std::unique_ptr<CallVariant> variant) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  --num_used_;
+  if (variant != nullptr) idle_.push_back(std::move(variant));
+}
+
+KeptVariants::Use::Use(const AttentionProblem& problem, const AttentionPlan& plan,
+                       const AttentionArgs& args)
+    : kept_(*static_cast<const KeptVariants*>(plan.details.get())), variant_(kept_.take()) {
+  try {
+    if (variant_ == nullptr) {
+      variant_ = std::make_unique<CallVariant>(problem, args);
+      return;
+    }
+    variant_->mask.bind(problem, args);
+    variant_->programs.bind_tensors(args);
+  } catch (...) {
+    kept_.put_back(std::move(variant_));
+    throw;
+  }
+}
+
+AttentionCall::AttentionCall(const AttentionProblem& problem, const AttentionPlan& plan,
+                             const AttentionArgs& args)
+    : problem_(problem), args_(args), variant_(problem, plan, args) {
   find_sequences(problem, args, &*sequences_);
   for (const Sequence& sequence : *sequences_) {
     for (int64_t h = 0; h < problem.num_heads_kv; ++h) pairs_->push_back({&sequence, h});
@@ -64,10 +97,9 @@ void AttentionCall::order_pairs(int64_t num_workers, PairOrder* order) const {
 
 int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {
   int64_t bytes = 0;
-  for (const auto* program : {&programs_.mask, &programs_.score, &programs_.guarded_score,
-                              &programs_.gradient, &programs_.guarded_gradient, &programs_.line}) {
-    if (*program) bytes += (kernels.strip_bytes((*program)->view()) + 127) / 64 * 64;
-  }
+  programs().for_each([&](const CallProgram& program) {
+    bytes += (kernels.strip_bytes(program.view()) + 127) / 64 * 64;
+  });
   return bytes;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -60,14 +61,52 @@ struct PairOrder {
   KeptVector<size_t> shared;  ///< by all workers together, in waves
 };
 
+/// What masks and expressions of a problem become for the kernels. Its form follows from the
+/// problem, what it reads from the tensors of a call.
+struct CallVariant {
+  CallVariant(const AttentionProblem& problem, const AttentionArgs& args)
+      : mask(problem, args), programs(problem, args, mask.rest()) {}
+
+  AttentionMask mask;
+  ScorePrograms programs;
+};
+
+/// Details of a plan: variants that its calls have left, for the next ones, so that expressions are
+/// compiled once. Each of several calls at a time has its own.
+class KeptVariants {
+ public:
+  /// The variant of one call.
+  class Use {
+   public:
+    Use(const AttentionProblem& problem, const AttentionPlan& plan, const AttentionArgs& args);
+    ~Use() { kept_.put_back(std::move(variant_)); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    const CallVariant* operator->() const { return variant_.get(); }
+
+   private:
+    const KeptVariants& kept_;
+    std::unique_ptr<CallVariant> variant_;
+  };
+
+ private:
+  std::unique_ptr<CallVariant> take() const;
+  void put_back(std::unique_ptr<CallVariant> variant) const;
+
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<CallVariant>> idle_;
+  mutable size_t num_used_ = 0;
+};
+
 class AttentionCall {
  public:
-  AttentionCall(const AttentionProblem& problem, const AttentionArgs& args);
+  AttentionCall(const AttentionProblem& problem, const AttentionPlan& plan,
+                const AttentionArgs& args);
 
   const AttentionProblem& problem() const { return problem_; }
   const AttentionArgs& args() const { return args_; }
   const std::vector<Sequence>& sequences() const { return *sequences_; }
-  const AttentionMask& mask() const { return mask_; }
+  const AttentionMask& mask() const { return variant_->mask; }
   /// All pairs, sequence by sequence.
   const std::vector<Pair>& pairs() const { return *pairs_; }
 
@@ -84,7 +123,7 @@ class AttentionCall {
   /// run when all others have ended.
   void order_pairs(int64_t num_workers, PairOrder* order) const;
 
-  const ScorePrograms& programs() const { return programs_; }
+  const ScorePrograms& programs() const { return variant_->programs; }
   /// Scratch that the strip programs of a block need.
   int64_t program_bytes(const AttentionKernels& kernels) const;
 
@@ -94,9 +133,8 @@ class AttentionCall {
  private:
   const AttentionProblem& problem_;
   const AttentionArgs& args_;
+  KeptVariants::Use variant_;
   KeptVector<Sequence> sequences_;
-  AttentionMask mask_;
-  ScorePrograms programs_;
   KeptVector<Pair> pairs_;
 
   friend class HeadRules;
@@ -109,17 +147,18 @@ class AttentionCall {
 class ProgramScratch {
  public:
   ProgramScratch(const AttentionCall& call, const AttentionKernels& kernels, int64_t num_workers)
-      : bytes_(call.program_bytes(kernels)),
-        memory_(bytes_ == 0 ? 0 : static_cast<size_t>(num_workers * bytes_ + 64)) {}
+      : bytes_(call.program_bytes(kernels)) {
+    if (bytes_ > 0) memory_->resize(static_cast<size_t>(num_workers * bytes_ + 64));
+  }
 
   char* of(int64_t worker) {
-    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    return memory_.data() + (64 - address % 64) % 64 + worker * bytes_;
+    const auto address = reinterpret_cast<uintptr_t>(memory_->data());
+    return memory_->data() + (64 - address % 64) % 64 + worker * bytes_;
   }
 
  private:
   int64_t bytes_;  ///< a multiple of 64
-  std::vector<char> memory_;
+  KeptVector<char> memory_;
 };
 
 /// The score rules of one head as the kernels take them. `mask` must outlive them.

@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "core/kept_vector.hpp"
 #include "cpu/kernels/attention_types.hpp"
 #include "cpu/score_programs.hpp"
 
@@ -14,7 +15,11 @@ namespace flashtile::cpu {
 
 class AuxGradients {
  public:
-  AuxGradients(const ScorePrograms& programs, const AttentionArgs& args, int64_t num_tasks);
+  /// Workspace of the sums of a plan's tasks.
+  static int64_t bytes(const AttentionProblem& problem, int64_t num_tasks);
+
+  AuxGradients(const AttentionProblem& problem, const AttentionPlan& plan,
+               const ScorePrograms& programs, const AttentionArgs& args, char* workspace);
 
   bool is_wanted() const { return has_sites_; }
   int64_t num_slots() const { return num_slots_; }
@@ -25,17 +30,18 @@ class AuxGradients {
 
  private:
   struct Target {
+    size_t aux;  ///< by AttentionArgs::aux
     TensorView tensor;
-    std::vector<double> sums;  ///< (slots, elements)
+    double* sums;  ///< (slots, elements); null where no score is looked at
   };
 
-  std::vector<AuxSum> bind(const std::vector<GradientSite>& sites);
+  void bind(const std::vector<GradientSite>& sites, std::vector<AuxSum>* bound) const;
 
   bool has_sites_ = false;
   int64_t num_slots_ = 1;
-  std::vector<Target> targets_;
-  std::vector<AuxSum> sites_;  ///< (slots, sites)
-  std::vector<AuxSum> guarded_sites_;
+  KeptVector<Target> targets_;
+  KeptVector<AuxSum> sites_;  ///< (slots, sites)
+  KeptVector<AuxSum> guarded_sites_;
 };
 
 }  // namespace flashtile::cpu

@@ -5,8 +5,6 @@
 // scores of all that read it: two more products, no float32 copy of the bias, a fixed order.
 #pragma once
 
-#include <vector>
-
 #include "cpu/attention_bwd_wave.hpp"
 
 namespace flashtile::cpu {
@@ -31,7 +29,7 @@ class DirectBiasGradient {
   DType dtype_;
   bool has_one_row_ = false;
   int64_t k_begin_;
-  std::vector<double> columns_;
+  KeptVector<double> columns_;
 };
 
 /// The whole gradient of a bias with shared planes.

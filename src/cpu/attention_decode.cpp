@@ -115,7 +115,7 @@ class DecodeLaunch {
       : kernels_(decode_kernels(isa, problem)),
         problem_(problem),
         args_(args),
-        call_(problem, args),
+        call_(problem, plan, args),
         context_(with_workers_for(call_.work(), context)),
         split_keys_(split_keys(problem)),
         part_bytes_(part_bytes(isa, problem)),
@@ -475,6 +475,7 @@ bool takes_decode(const AttentionProblem& problem) {
 AttentionPlan plan_attention_decode(const IsaEntry& isa, const AttentionProblem& problem) {
   AttentionPlan plan;
   plan.implementation = isa.forward_name;
+  plan.details = std::make_shared<const KeptVariants>();
   plan.is_decode = true;
   plan.block_m = rows_of_group(problem);
   plan.block_n = kDecodeKeys;

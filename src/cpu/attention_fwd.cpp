@@ -70,7 +70,7 @@ class ForwardLaunch {
         plan_(plan),
         kernels_(operands_of(isa, problem.dtype)),
         isa_(isa),
-        call_(problem, args),
+        call_(problem, plan, args),
         context_(with_workers_for(call_.work(), context)),
         layout_(kernels_.fwd_key_layout(plan.block_n, problem.head_dim, problem.head_dim_v)),
         num_workers_(num_workers_of(context_)),
@@ -405,6 +405,7 @@ AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& pr
   const OperandKernels& kernels = operands_of(isa, problem.dtype);
   AttentionPlan plan;
   plan.implementation = isa.forward_name;
+  plan.details = std::make_shared<const KeptVariants>();
   plan.block_n = std::min(block_n_for(problem), whole_columns(problem.max_seqlen_k));
   plan.block_m = block_m_for(problem, plan.block_n);
   const int64_t num_query_blocks =

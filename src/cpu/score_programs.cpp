@@ -52,14 +52,17 @@ std::vector<Expr> gradient_roots(const Expr& score, const AttentionArgs& args,
                                  std::vector<GradientSite>* sites) {
   std::vector<Expr> roots = {score, variant::derivative_score(score)};
   for (const variant::LoadSite& site : variant::load_gradients(score)) {
-    const TensorView target = aux_gradient(score.aux[static_cast<size_t>(site.aux_idx)].name, args);
-    if (!target) continue;
+    const std::string& name = score.aux[static_cast<size_t>(site.aux_idx)].name;
+    const auto aux = std::find_if(args.aux.begin(), args.aux.end(),
+                                  [&](const AuxTensor& each) { return each.name == name; });
+    if (aux == args.aux.end() || !aux->gradient) continue;
     roots.push_back(site.active);
     roots.push_back(site.derivative);
-    roots.push_back(flat_index(site.index, target));
+    roots.push_back(flat_index(site.index, aux->gradient));
     const variant::AccessClass access = variant::access_class(site.index);
     sites->push_back(
-        {target, access == variant::AccessClass::kScalar || access == variant::AccessClass::kRow});
+        {static_cast<size_t>(aux - args.aux.begin()),
+         access == variant::AccessClass::kScalar || access == variant::AccessClass::kRow});
   }
   return roots;
 }
@@ -68,14 +71,18 @@ std::vector<Expr> gradient_roots(const Expr& score, const AttentionArgs& args,
 
 CallProgram::CallProgram(std::span<const Expr> roots, const AttentionArgs& args)
     : program_(variant::compile(roots)), view_(program_.view()) {
-  Expr names;  // what bound_aux and bound_params look up
-  names.aux = program_.aux;
+  bind_tensors(args);
+  Expr names;  // what bound_params looks up
   names.params = program_.params;
-  for (const TensorView& tensor : bound_aux(names, args)) {
-    aux_.push_back(variant::strip_aux(tensor));
-  }
   for (const double value : bound_params(names, args)) {
     params_.push_back(static_cast<float>(value));
+  }
+}
+
+void CallProgram::bind_tensors(const AttentionArgs& args) {
+  aux_.clear();
+  for (const variant::AuxSignature& signature : program_.aux) {
+    aux_.push_back(variant::strip_aux(aux_tensor(signature.name, args)));
   }
 }
 
@@ -108,6 +115,12 @@ ScorePrograms::ScorePrograms(const AttentionProblem& problem, const AttentionArg
   if (!rest_of_mask.empty()) mask.emplace(std::span(&rest_of_mask, 1), args);
   const Expr& user_score = problem.user_score;
   if (user_score.empty()) return;
+  if (problem.is_backward) {
+    const std::vector<variant::LoadSite> loads = variant::load_gradients(user_score);
+    has_shared_sites = !std::all_of(loads.begin(), loads.end(), [](const variant::LoadSite& site) {
+      return variant::is_own_of_key(site.index);
+    });
+  }
   if (const std::optional<variant::ScoreLine> term = line_of(problem)) {
     line_shift = term->shift;
     if (problem.is_backward) {
@@ -130,6 +143,12 @@ ScorePrograms::ScorePrograms(const AttentionProblem& problem, const AttentionArg
   }
   gradient.emplace(gradient_roots(user_score, args, &sites), args);
   guarded_gradient.emplace(gradient_roots(guarded_expr, args, &guarded_sites), args);
+}
+
+void ScorePrograms::bind_tensors(const AttentionArgs& args) {
+  for (auto* program : {&mask, &score, &guarded_score, &gradient, &guarded_gradient, &line}) {
+    if (*program) (*program)->bind_tensors(args);
+  }
 }
 
 }  // namespace flashtile::cpu

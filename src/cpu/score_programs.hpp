@@ -20,6 +20,11 @@ namespace flashtile::cpu {
 class CallProgram {
  public:
   CallProgram(std::span<const variant::Expr> roots, const AttentionArgs& args);
+  CallProgram(const CallProgram&) = delete;
+  CallProgram& operator=(const CallProgram&) = delete;
+
+  /// Becomes that of another call, whose tensors lie as those of the first one do.
+  void bind_tensors(const AttentionArgs& args);
 
   const variant::StripProgram& view() const { return view_; }
   /// The program for one head of a sequence; an index error is written to `*error` (or
@@ -39,9 +44,12 @@ class CallProgram {
 
 /// A tensor element that the score reads and whose gradient is wanted.
 struct GradientSite {
-  TensorView target;
+  size_t aux = 0;           ///< by AttentionArgs::aux
   bool is_uniform = false;  ///< one element for all keys of a row
 };
+
+/// The line of a problem's user score, where the kernels take it as one.
+std::optional<variant::ScoreLine> line_of(const AttentionProblem& problem);
 
 /// The programs of a call. A tile that is seen in part uses the guarded form of a score, which
 /// reads nothing for a pair that the masks hide: an index need only be right where it is used.
@@ -49,12 +57,21 @@ struct GradientSite {
 /// its derivative, its element in row-major order. A score that only adds the same along lines of
 /// pairs has one program for that, and no other: what a masked pair has is added to, whatever it
 /// is, and masked then.
-/// The line of a problem's user score, where the kernels take it as one.
-std::optional<variant::ScoreLine> line_of(const AttentionProblem& problem);
-
 struct ScorePrograms {
   ScorePrograms(const AttentionProblem& problem, const AttentionArgs& args,
                 const variant::Expr& rest_of_mask);
+
+  /// Become those of another call of the problem.
+  void bind_tensors(const AttentionArgs& args);
+
+  /// Calls visit(program) for each program that there is.
+  template <class Visit>
+  void for_each(const Visit& visit) const {
+    for (const auto* program :
+         {&mask, &score, &guarded_score, &gradient, &guarded_gradient, &line}) {
+      if (*program) visit(**program);
+    }
+  }
 
   std::optional<CallProgram> mask;
   std::optional<CallProgram> score, guarded_score;
@@ -64,6 +81,8 @@ struct ScorePrograms {
   std::vector<GradientSite> sites, guarded_sites;  ///< of the two gradient programs, or of line
   /// An index, or whether it is used, depends on the score: only the programs can check it.
   bool has_indices_by_score = false;
+  /// Of a backward: some element that the score reads is that of several keys of a row.
+  bool has_shared_sites = false;
 };
 
 }  // namespace flashtile::cpu

@@ -1,62 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every allocation of a call may fail. The program's operator new does so on demand.
+// Every allocation of a call may fail.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <functional>
-#include <new>
+#include <string>
 
+#include "counted_new.hpp"
 #include "flashtile/error.hpp"
 #include "flashtile/gpu.hpp"
 #include "flashtile/merge.hpp"
 #include "support/attention_runs.hpp"
-
-namespace {
-
-/// Allocations until one fails; negative: none does.
-thread_local int64_t num_left = -1;
-thread_local int64_t num_made = 0;
-
-void* allocate(size_t bytes, size_t alignment) noexcept {
-  ++num_made;
-  if (num_left == 0) return nullptr;
-  if (num_left > 0) --num_left;
-  const size_t whole = (bytes + alignment - 1) / alignment * alignment;
-  return std::aligned_alloc(alignment, whole == 0 ? alignment : whole);
-}
-
-void* allocate_or_throw(size_t bytes, size_t alignment) {
-  void* memory = allocate(bytes, alignment);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-/// Out of line: GCC 14 takes a visible free for one that does not belong to `new`.
-[[gnu::noinline]] void release(void* memory) noexcept { std::free(memory); }
-
-constexpr size_t kUsual = __STDCPP_DEFAULT_NEW_ALIGNMENT__;
-
-}  // namespace
-
-void* operator new(size_t bytes) { return allocate_or_throw(bytes, kUsual); }
-void* operator new[](size_t bytes) { return allocate_or_throw(bytes, kUsual); }
-void* operator new(size_t bytes, std::align_val_t alignment) {
-  return allocate_or_throw(bytes, static_cast<size_t>(alignment));
-}
-void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes, kUsual); }
-void* operator new[](size_t bytes, const std::nothrow_t&) noexcept {
-  return allocate(bytes, kUsual);
-}
-void* operator new(size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
-  return allocate(bytes, static_cast<size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { release(memory); }
-void operator delete[](void* memory) noexcept { release(memory); }
-void operator delete(void* memory, size_t) noexcept { release(memory); }
-void operator delete[](void* memory, size_t) noexcept { release(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { release(memory); }
 
 namespace flashtile::test {
 namespace {
@@ -101,122 +55,30 @@ TEST(Allocations, ThatFailAreErrorsOfAttention) {
   const Tensor dk(DType::kF32, {1, 90, 2, 16});
   const Tensor dv(DType::kF32, {1, 90, 2, 16});
   AttentionOptions options;
-  options.score = "score * t[q_idx]";
+  options.score = "score * t[q_idx] + 0.0 * param.number";
   options.mask = "documents[q_idx] == documents[k_idx]";
   options.aux = {{"t", slopes, gradient}, {"documents", documents, {}}};
+  options.params = {{"number", 0}};
   options.causal = true;
+  // No call is like one before: none is launched from what that has left.
+  const auto next = [&] { options.params[0].value += 1; };
   for (const std::string& implementation : all_implementations()) {
     Context context = one_worker();
     context.implementation = implementation;
     attention_fwd(q, k, k, out, lse, options, context);
     const Tensor expected = out.copy();
-    expect_errors_only("attention_fwd",
-                       [&] { attention_fwd(q, k, k, out, lse, options, context); });
+    expect_errors_only("attention_fwd", [&] {
+      next();
+      attention_fwd(q, k, k, out, lse, options, context);
+    });
     expect_errors_only("attention_bwd", [&] {
+      next();
       attention_bwd(out, q, k, k, out, lse, dq, dk, dv, options, context);
     });
     expect_errors_only("attention_fwd",
                        [&] { explain_attention_fwd(q, k, k, out, lse, options, context); });
     attention_fwd(q, k, k, out, lse, options, context);  // and the next call is right
     EXPECT_TRUE(same_bits(out, expected)) << implementation;
-  }
-}
-
-/// A context whose memory for temporaries is the caller's.
-struct OwnMemory {
-  explicit OwnMemory(const std::string& implementation) {
-    context.implementation = implementation;
-    context.workspace = workspace.data();
-    context.workspace_bytes = workspace.size();
-  }
-  std::vector<char> workspace = std::vector<char>(size_t{16} << 20);
-  Context context = one_worker();
-};
-
-/// Allocations of the third of three calls.
-template <class Call>
-int64_t allocations_of(const Call& call) {
-  for (int64_t repeat = 0; repeat < 3; ++repeat) {
-    num_made = 0;
-    call(repeat);
-  }
-  return num_made;
-}
-
-TEST(Allocations, OfARepeatedCallAreNone) {
-  for (const std::string& implementation : all_kernels()) {
-    OwnMemory memory(implementation);
-    for (const int64_t seqlen : {200, 800}) {
-      const Tensor q = Tensor::random(DType::kBF16, {1, seqlen, 4, 64}, 1);
-      const Tensor k = Tensor::random(DType::kBF16, {1, seqlen, 2, 64}, 2);
-      const Tensor out(DType::kBF16, {1, seqlen, 4, 64});
-      const Tensor lse(DType::kF32, {1, 4, seqlen});
-      const Tensor dq(DType::kBF16, {1, seqlen, 4, 64});
-      const Tensor dk(DType::kBF16, {1, seqlen, 2, 64});
-      const Tensor dv(DType::kBF16, {1, seqlen, 2, 64});
-      AttentionOptions options;
-      options.causal = true;
-      EXPECT_EQ(allocations_of(
-                    [&](int64_t) { attention_fwd(q, k, k, out, lse, options, memory.context); }),
-                0)
-          << implementation << " of " << seqlen;
-      EXPECT_EQ(allocations_of([&](int64_t) {
-                  attention_bwd(out, q, k, k, out, lse, dq, dk, dv, options, memory.context);
-                }),
-                0)
-          << implementation << ", backward of " << seqlen;
-    }
-  }
-}
-
-/// A prefill of few queries, whose keys are split.
-TEST(Allocations, OfSplitKeysAreNone) {
-  const Tensor q = Tensor::random(DType::kBF16, {1, 40, 2, 32}, 1);
-  const Tensor k = Tensor::random(DType::kBF16, {1, 3000, 1, 32}, 2);
-  const Tensor out(DType::kBF16, {1, 40, 2, 32});
-  const Tensor lse(DType::kF32, {1, 2, 40});
-  for (const std::string& implementation : all_kernels()) {
-    OwnMemory memory(implementation);
-    EXPECT_EQ(
-        allocations_of([&](int64_t) { attention_fwd(q, k, k, out, lse, {}, memory.context); }), 0)
-        << implementation;
-  }
-}
-
-/// Decoding token by token into a paged cache, with rotary embedding, whose lengths grow and whose
-/// tables change from call to call.
-TEST(Allocations, OfDecodingAreNone) {
-  constexpr int64_t kPages = 80, kBatch = 2;
-  const Tensor q = Tensor::random(DType::kBF16, {kBatch, 1, 4, 64}, 1);
-  const Tensor new_rows = Tensor::random(DType::kBF16, {kBatch, 1, 2, 64}, 2);
-  const Tensor tables = Tensor::random(DType::kF32, {700, 16}, 3);
-  const Tensor out(DType::kBF16, {kBatch, 1, 4, 64});
-  for (const std::string& implementation : all_kernels()) {
-    OwnMemory memory(implementation);
-    for (const DType dtype : {DType::kBF16, DType::kI8, DType::kE4M3}) {
-      const Tensor k = Tensor::random(dtype, {kPages, 16, 2, 64}, 4);
-      const Tensor v = Tensor::random(dtype, {kPages, 16, 2, 64}, 5);
-      constexpr int64_t kColumns = kPages / kBatch;
-      const Tensor block_table(DType::kI32, {kBatch, kColumns});
-      const Tensor seqused_k(DType::kI32, {kBatch});
-      for (int64_t n = 0; n < kPages; ++n) {
-        block_table.set({n / kColumns, n % kColumns}, static_cast<double>(n * 7 % kPages));
-      }
-      AttentionOptions options;
-      options.block_table = block_table;
-      options.seqused_k = seqused_k;
-      options.k_new = new_rows;
-      options.v_new = new_rows;
-      options.rotary_cos = options.rotary_sin = tables;
-      options.causal = true;
-      EXPECT_EQ(allocations_of([&](int64_t repeat) {
-                  seqused_k.set({0}, static_cast<double>(600 + repeat));
-                  seqused_k.set({1}, static_cast<double>(40 + repeat));
-                  attention_fwd(q, k, v, out, {}, options, memory.context);
-                }),
-                0)
-          << implementation << ", " << dtype_name(dtype);
-    }
   }
 }
 

@@ -215,14 +215,14 @@ void find_appended_lengths(const AttentionProblem& problem, const AttentionArgs&
 }
 
 AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs& args,
-                           const Context& context)
-    : args_(args) {
+                           const Context& context) {
+  *args_ = args;
   const Rotary rotary(problem, args);
   if (rotary.is_on()) {
     const int64_t bytes = args.q.numel() * dtype_bytes(args.q.dtype);
     queries_->resize(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
-    args_.q = TensorView(queries_->data(), args.q.dtype,
-                         std::span(args.q.shape.data(), static_cast<size_t>(args.q.ndim)));
+    args_->q = TensorView(queries_->data(), args.q.dtype,
+                          std::span(args.q.shape.data(), static_cast<size_t>(args.q.ndim)));
   }
   const int64_t num_heads_kv = problem.num_heads_kv;
   constexpr double kElement = 32;  // turning and storing one, in multiply-adds
@@ -240,7 +240,7 @@ AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs&
       sequence.batch_idx = b;
       if (args.cu_seqlens_q) sequence.q_begin = element<int32_t>(args.cu_seqlens_q, {b});
       const Rows from = query_rows(args.q, sequence, task % problem.num_heads);
-      const Rows to = query_rows(args_.q, sequence, task % problem.num_heads);
+      const Rows to = query_rows(args_->q, sequence, task % problem.num_heads);
       const int64_t position = new_keys(args, b).first_position;
       for (int64_t i = 0; i < num_queries(problem, args, b); ++i) {
         rotary.copy_row(from.row(i), from.element_stride, to.row(i), to.element_stride,
@@ -249,12 +249,12 @@ AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs&
     });
   }
   find_appended_lengths(problem, args, &*lengths_);
-  args_.seqused_k = TensorView(lengths_->data(), DType::kI32, {problem.batch_size});
-  for (TensorView* used : {&args_.k_new, &args_.v_new, &args_.cu_seqlens_new, &args_.rotary_cos,
-                           &args_.rotary_sin, &args_.rotary_seqlens}) {
+  args_->seqused_k = TensorView(lengths_->data(), DType::kI32, {problem.batch_size});
+  for (TensorView* used : {&args_->k_new, &args_->v_new, &args_->cu_seqlens_new, &args_->rotary_cos,
+                           &args_->rotary_sin, &args_->rotary_seqlens}) {
     *used = {};
   }
-  args_.rotary_interleaved = false;
+  args_->rotary_interleaved = false;
 }
 
 }  // namespace flashtile

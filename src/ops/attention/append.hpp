@@ -36,10 +36,10 @@ class AppendedCall {
  public:
   AppendedCall(const AttentionProblem& problem, const AttentionArgs& args, const Context& context);
 
-  const AttentionArgs& args() const { return args_; }
+  const AttentionArgs& args() const { return *args_; }
 
  private:
-  AttentionArgs args_;
+  Kept<AttentionArgs> args_;
   KeptVector<int32_t> lengths_;
   KeptVector<char> queries_;
 };

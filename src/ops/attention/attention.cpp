@@ -2,6 +2,7 @@
 #include "flashtile/attention.hpp"
 
 #include "core/fail.hpp"
+#include "core/kept_vector.hpp"
 #include "core/memory_errors.hpp"
 #include "core/validate.hpp"
 #include "ops/attention/append.hpp"
@@ -53,7 +54,7 @@ AttentionProblem problem_to_explain(const AttentionArgs& args, bool is_backward,
 PreparedCall prepare(const AttentionArgs& args, bool is_backward, const Context& context) {
   const std::string_view op = attention_op_name(is_backward);
   PreparedCall call;
-  call.problem = make_attention_problem(args, is_backward);
+  call.problem = make_attention_problem(args, is_backward, &call.index_checks);
   choose_gpu(op, context, call.problem);
   call.implementation = &select(op, attention_implementations(is_backward), call.problem, context);
   call.plan = call.implementation->plan(call.problem);
@@ -85,30 +86,35 @@ auto with_call(const AttentionArgs& args, bool is_backward, const Context& conte
       args, is_backward, context, [&] { return prepare(args, is_backward, context); }, use);
 }
 
-AttentionArgs make_args(const TensorView& q, const TensorView& k, const TensorView& v,
-                        const TensorView& out, const TensorView& lse,
-                        const AttentionOptions& options) {
-  AttentionArgs args;
-  static_cast<AttentionOptions&>(args) = options;
-  args.q = q;
-  args.k = k;
-  args.v = v;
-  args.out = out;
-  args.lse = lse;
-  return args;
-}
+/// The arguments of a call, in memory that an earlier one has left: texts and lists of the options
+/// are copied into it.
+class CallArgs {
+ public:
+  CallArgs(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out,
+           const TensorView& lse, const AttentionOptions& options) {
+    static_cast<AttentionOptions&>(*args_) = options;
+    args_->q = q;
+    args_->k = k;
+    args_->v = v;
+    args_->out = out;
+    args_->lse = lse;
+    args_->dout = args_->dq = args_->dk = args_->dv = {};
+  }
+  CallArgs(const TensorView& dout, const TensorView& q, const TensorView& k, const TensorView& v,
+           const TensorView& out, const TensorView& lse, const TensorView& dq, const TensorView& dk,
+           const TensorView& dv, const AttentionOptions& options)
+      : CallArgs(q, k, v, out, lse, options) {
+    args_->dout = dout;
+    args_->dq = dq;
+    args_->dk = dk;
+    args_->dv = dv;
+  }
 
-AttentionArgs make_args(const TensorView& dout, const TensorView& q, const TensorView& k,
-                        const TensorView& v, const TensorView& out, const TensorView& lse,
-                        const TensorView& dq, const TensorView& dk, const TensorView& dv,
-                        const AttentionOptions& options) {
-  AttentionArgs args = make_args(q, k, v, out, lse, options);
-  args.dout = dout;
-  args.dq = dq;
-  args.dk = dk;
-  args.dv = dv;
-  return args;
-}
+  operator const AttentionArgs&() const { return *args_; }  // NOLINT: they are the arguments
+
+ private:
+  Kept<AttentionArgs> args_;
+};
 
 const Error& out_of_memory_of(bool is_backward) {
   static const Error forward = out_of_memory(attention_op_name(false));
@@ -186,7 +192,7 @@ void attention_fwd(const TensorView& q, const TensorView& k, const TensorView& v
                    const TensorView& out, const TensorView& lse, const AttentionOptions& options,
                    const Context& context) {
   with_memory_errors(out_of_memory_of(false), [&] {
-    run_attention(make_args(q, k, v, out, lse, options), /*is_backward=*/false, context);
+    run_attention(CallArgs(q, k, v, out, lse, options), /*is_backward=*/false, context);
   });
 }
 
@@ -195,7 +201,7 @@ void attention_bwd(const TensorView& dout, const TensorView& q, const TensorView
                    const TensorView& dq, const TensorView& dk, const TensorView& dv,
                    const AttentionOptions& options, const Context& context) {
   with_memory_errors(out_of_memory_of(true), [&] {
-    run_attention(make_args(dout, q, k, v, out, lse, dq, dk, dv, options), /*is_backward=*/true,
+    run_attention(CallArgs(dout, q, k, v, out, lse, dq, dk, dv, options), /*is_backward=*/true,
                   context);
   });
 }
@@ -204,7 +210,7 @@ Explanation explain_attention_fwd(const TensorView& q, const TensorView& k, cons
                                   const TensorView& out, const TensorView& lse,
                                   const AttentionOptions& options, const Context& context) {
   return with_memory_errors(out_of_memory_of(false), [&] {
-    return explain_attention(make_args(q, k, v, out, lse, options), /*is_backward=*/false, context);
+    return explain_attention(CallArgs(q, k, v, out, lse, options), /*is_backward=*/false, context);
   });
 }
 
@@ -213,7 +219,7 @@ Explanation explain_attention_bwd(const TensorView& dout, const TensorView& q, c
                                   const TensorView& dq, const TensorView& dk, const TensorView& dv,
                                   const AttentionOptions& options, const Context& context) {
   return with_memory_errors(out_of_memory_of(true), [&] {
-    return explain_attention(make_args(dout, q, k, v, out, lse, dq, dk, dv, options),
+    return explain_attention(CallArgs(dout, q, k, v, out, lse, dq, dk, dv, options),
                              /*is_backward=*/true, context);
   });
 }

@@ -56,6 +56,35 @@ void forget_address(TensorView& tensor) {
   tensor.data = reinterpret_cast<void*>(kAlignment + address % alignment);
 }
 
+/// Calls visit(tensor) for what a row of the table stands for in the arguments. Families of tensors
+/// are the aux tensors and their gradients.
+template <class Visit>
+void visit_row(const TensorSpec& row, AttentionArgs& args, const Visit& visit) {
+  if (!row.is_family()) {
+    visit(row.access(&args, {}, /*create=*/false));
+    return;
+  }
+  for (const AuxTensor& aux : args.aux) visit(row.access(&args, aux.name, /*create=*/false));
+}
+
+/// Rows of the other op's table, which calls may give and which are not looked at.
+std::vector<const TensorSpec*> find_unused_rows(bool is_backward) {
+  const OpSpec& spec = is_backward ? attention_bwd_spec() : attention_fwd_spec();
+  const OpSpec& other = is_backward ? attention_fwd_spec() : attention_bwd_spec();
+  std::vector<const TensorSpec*> rows;
+  for (const TensorSpec& row : other.tensors) {
+    const auto is_same = [&](const TensorSpec& own) { return own.name == row.name; };
+    if (std::none_of(spec.tensors.begin(), spec.tensors.end(), is_same)) rows.push_back(&row);
+  }
+  return rows;
+}
+
+const std::vector<const TensorSpec*>& unused_rows(bool is_backward) {
+  static const std::vector<const TensorSpec*> forward = find_unused_rows(false);
+  static const std::vector<const TensorSpec*> backward = find_unused_rows(true);
+  return is_backward ? backward : forward;
+}
+
 }  // namespace
 
 void CallKey::assign(const AttentionArgs& call_args, bool backward, const Context& context) {
@@ -79,13 +108,12 @@ void CallKey::assign(const AttentionArgs& call_args, bool backward, const Contex
     // Caches are written where there is something to append.
     const bool is_written =
         row.direction == Direction::kOut || (row.direction == Direction::kInOut && args.k_new);
-    if (!row.is_family()) {
-      take(row.access(&args, {}, /*create=*/false), is_written);
-      continue;
-    }
-    for (const std::string& suffix : row.suffixes(&args)) {
-      take(row.access(&args, suffix, /*create=*/false), is_written);
-    }
+    visit_row(row, args, [&](TensorView* tensor) { take(tensor, is_written); });
+  }
+  for (const TensorSpec* row : unused_rows(is_backward)) {
+    visit_row(*row, args, [](TensorView* tensor) {
+      if (tensor != nullptr && *tensor) forget_address(*tensor);
+    });
   }
   may_be_kept = may_be_kept && !has_meeting(*ranges) && context.arch.empty() &&
                 args.dropout_offset >= 0 && args.dropout_offset >> 32 == 0 &&
@@ -99,7 +127,7 @@ CallMemory::Entry* CallMemory::find(const AttentionArgs& args) {
   for (const std::unique_ptr<Entry>& entry : entries_) {
     if (entry->is_running || !(entry->key == key_)) continue;
     AttentionProblem& problem = entry->call.problem;
-    if (!has_lengths_of(problem, args)) return nullptr;
+    if (!has_lengths_of(problem, args, &entry->call.index_checks)) return nullptr;
     if (problem.dropout.is_on) {
       problem.dropout.seed = dropout_seed_of(args);
       problem.dropout.offset = static_cast<uint32_t>(args.dropout_offset);

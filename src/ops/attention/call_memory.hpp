@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ops/attention/implementations.hpp"
+#include "ops/attention/index_check.hpp"
 
 namespace flashtile {
 
@@ -20,6 +21,7 @@ struct PreparedCall {
   AttentionProblem problem;
   const AttentionImplementation* implementation = nullptr;
   AttentionPlan plan;
+  IndexChecks index_checks;
 };
 
 /// What one call has in common with others like it.

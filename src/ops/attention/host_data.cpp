@@ -5,7 +5,6 @@
 
 #include "core/fail.hpp"
 #include "ops/attention/append.hpp"
-#include "ops/attention/index_check.hpp"
 #include "ops/attention/sequences.hpp"
 
 namespace flashtile {
@@ -109,11 +108,11 @@ int64_t longest_sequence(std::string_view op, std::string_view name, const Tenso
 }
 
 void check_attention_host_data(std::string_view op, const AttentionProblem& problem,
-                               const AttentionArgs& args) {
+                               const AttentionArgs& args, IndexChecks* index_checks) {
   check_lengths(op, problem, args);
   if (problem.has_new_keys) check_new_slots(op, problem, args);
   if (problem.has_block_list) check_block_list(op, problem, args);
-  check_indices(op, problem, args);
+  index_checks->run(op, problem, args);
 }
 
 }  // namespace flashtile

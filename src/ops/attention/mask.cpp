@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "core/kept_vector.hpp"
 #include "ops/attention/variant.hpp"
 #include "variant/expr/affine.hpp"
-#include "variant/expr/evaluate.hpp"
 #include "variant/expr/substitute.hpp"
 
 namespace flashtile {
@@ -17,13 +17,6 @@ using variant::PositionMask;
 
 int64_t clamped(int64_t value) {
   return std::clamp<int64_t>(value, -PositionMask::kUnbounded, PositionMask::kUnbounded);
-}
-
-/// The value of an expression that reads neither q_idx nor k_idx.
-int64_t evaluate(const variant::Expr& expr, const AttentionArgs& args,
-                 const variant::Variables& at) {
-  variant::Evaluator evaluator(expr, bound_aux(expr, args), bound_params(expr, args));
-  return clamped(evaluator.integer(at));
 }
 
 /// Appends a block, to the last run where it continues that.
@@ -53,40 +46,85 @@ int64_t first_where(int64_t count, const Holds& holds) {
 
 }  // namespace
 
-AttentionMask::AttentionMask(const AttentionProblem& problem, const AttentionArgs& args)
-    : problem_(problem), args_(args) {
-  if (!args.block_counts) {
-    static const auto sees_all = std::make_shared<const BlockList>();
-    no_list_ = sees_all;
-  } else {
-    num_list_batches_ = std::max(args.block_counts.shape[0], args.block_indices.shape[0]);
-    num_list_heads_ = std::max(args.block_counts.shape[1], args.block_indices.shape[1]);
-  }
-  // A batch of 0 may come with lists for one sequence, or none, which stand for nobody.
-  if (problem.batch_size == 0) num_list_batches_ = 0;
-  for (int64_t b = 0; args.block_counts && b < num_list_batches_; ++b) {
-    for (int64_t h = 0; h < num_list_heads_; ++h) {
-      block_lists_.push_back(std::make_shared<const BlockList>(args, b, h));
-    }
-  }
-  if (problem.user_mask.empty()) return;
+AttentionMask::AttentionMask(const AttentionProblem& problem, const AttentionArgs& args) {
   std::vector<variant::Expr> others;
-  for (const variant::Expr& conjunct : variant::conjuncts(problem.user_mask)) {
-    if (const auto band = variant::match_band(conjunct)) {
-      bands_.push_back({band->lo, band->hi});
-    } else {
-      others.push_back(conjunct);
+  if (!problem.user_mask.empty()) {
+    for (const variant::Expr& conjunct : variant::conjuncts(problem.user_mask)) {
+      const auto band = variant::match_band(conjunct);
+      if (!band) {
+        others.push_back(conjunct);
+        continue;
+      }
+      for (const auto* bound : {&band->lo, &band->hi}) {
+        if (bound->empty()) continue;
+        bounds_.push_back(
+            {variant::Evaluator(*bound, bound_aux(*bound, args), bound_params(*bound, args)),
+             bound == &band->lo});
+      }
     }
   }
-  if (others.empty()) return;
-  rest_ = variant::conjunction(others);
-  // The bounds see the whole mask, so that what its parts exclude together is not visited.
-  const variant::Expr& whole = problem.user_mask;
-  rest_bounds_.emplace(whole, bound_aux(whole, args), bound_params(whole, args));
+  if (!others.empty()) rest_ = variant::conjunction(others);
+  bind(problem, args);
 }
 
-std::shared_ptr<const BlockList> AttentionMask::block_list(int64_t batch_idx, int64_t head) const {
-  if (no_list_ != nullptr) return no_list_;
+void AttentionMask::bind(const AttentionProblem& problem, const AttentionArgs& args) {
+  problem_ = &problem;
+  read_lists(args);
+  if (!bounds_.empty()) find_limits(args);
+  if (rest_.empty()) return;
+  // The bounds see the whole mask, so that what its parts exclude together is not visited.
+  const variant::Expr& whole = problem.user_mask;
+  KeptVector<TensorView> aux;
+  find_aux(whole, args, &*aux);
+  if (rest_bounds_) {
+    rest_bounds_->read(*aux);
+  } else {
+    rest_bounds_.emplace(whole, *aux, bound_params(whole, args));
+  }
+}
+
+void AttentionMask::read_lists(const AttentionArgs& args) {
+  if (!args.block_counts) return;
+  num_list_batches_ = std::max(args.block_counts.shape[0], args.block_indices.shape[0]);
+  num_list_heads_ = std::max(args.block_counts.shape[1], args.block_indices.shape[1]);
+  // A batch of 0 may come with lists for one sequence, or none, which stand for nobody.
+  if (problem_->batch_size == 0) num_list_batches_ = 0;
+  block_lists_.resize(static_cast<size_t>(num_list_batches_ * num_list_heads_));
+  for (size_t n = 0; n < block_lists_.size(); ++n) {
+    const auto plane = static_cast<int64_t>(n);
+    block_lists_[n].assign(args, plane / num_list_heads_, plane % num_list_heads_);
+  }
+}
+
+void AttentionMask::find_limits(const AttentionArgs& args) {
+  constexpr int64_t kUnbounded = PositionMask::kUnbounded;
+  KeptVector<TensorView> aux;
+  for (Bound& bound : bounds_) {
+    find_aux(bound.value.expr(), args, &*aux);
+    bound.value.bind(*aux);
+  }
+  KeptVector<Sequence> sequences;
+  find_sequences(*problem_, args, &*sequences);
+  limits_.clear();
+  for (const Sequence& sequence : *sequences) {
+    for (int64_t head = 0; head < problem_->num_heads; ++head) {
+      const variant::Variables at = attention_variables(*problem_, sequence, head);
+      Limits limits{-kUnbounded, kUnbounded};
+      for (Bound& bound : bounds_) {
+        const int64_t value = clamped(bound.value.integer(at));
+        if (bound.is_lower) {
+          limits.lower = std::max(limits.lower, value);
+        } else {
+          limits.upper = std::min(limits.upper, value);
+        }
+      }
+      limits_.push_back(limits);
+    }
+  }
+}
+
+const BlockList& AttentionMask::block_list(int64_t batch_idx, int64_t head) const {
+  if (block_lists_.empty()) return no_list_;
   const int64_t b = std::min(batch_idx, num_list_batches_ - 1);
   const int64_t h = std::min(head, num_list_heads_ - 1);
   return block_lists_[static_cast<size_t>(b * num_list_heads_ + h)];
@@ -96,21 +134,18 @@ PositionMask AttentionMask::position(const Sequence& sequence, int64_t head) con
   PositionMask position;
   position.query_offset = sequence.query_offset;
   position.seqlen_k = sequence.seqlen_k;
-  position.chunk = problem_.attention_chunk.value_or(0);
-  if (problem_.window_left) {
-    position.lower = clamped(sequence.query_offset - clamped(*problem_.window_left));
+  position.chunk = problem_->attention_chunk.value_or(0);
+  if (problem_->window_left) {
+    position.lower = clamped(sequence.query_offset - clamped(*problem_->window_left));
   }
-  if (problem_.window_right) {
-    position.upper = clamped(sequence.query_offset + clamped(*problem_.window_right));
+  if (problem_->window_right) {
+    position.upper = clamped(sequence.query_offset + clamped(*problem_->window_right));
   }
-  const variant::Variables at = attention_variables(problem_, sequence, head);
-  for (const Band& band : bands_) {
-    if (!band.lower.empty()) {
-      position.lower = std::max<long long>(position.lower, evaluate(band.lower, args_, at));
-    }
-    if (!band.upper.empty()) {
-      position.upper = std::min<long long>(position.upper, evaluate(band.upper, args_, at));
-    }
+  if (!bounds_.empty()) {
+    const Limits& limits =
+        limits_[static_cast<size_t>(sequence.batch_idx * problem_->num_heads + head)];
+    position.lower = std::max<long long>(position.lower, limits.lower);
+    position.upper = std::min<long long>(position.upper, limits.upper);
   }
   return position;
 }
@@ -118,7 +153,7 @@ PositionMask AttentionMask::position(const Sequence& sequence, int64_t head) con
 HeadMask::HeadMask(const AttentionMask& mask, const Sequence& sequence, int64_t head)
     : variables_(attention_variables(mask.problem(), sequence, head)),
       position_(mask.position(sequence, head)),
-      block_list_(mask.block_list(sequence.batch_idx, head)),
+      block_list_(&mask.block_list(sequence.batch_idx, head)),
       rest_(mask.rest_bounds()),
       seqlen_q_(sequence.seqlen_q),
       seqlen_k_(sequence.seqlen_k) {}

@@ -4,7 +4,6 @@
 // that masks (positions, block lists, user expressions) meets here; kernels visit what it says.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "ops/attention/sequences.hpp"
 #include "variant/block_run.hpp"
 #include "variant/expr/bounds.hpp"
+#include "variant/expr/evaluate.hpp"
 #include "variant/expr/expr.hpp"
 #include "variant/position_mask.hpp"
 
@@ -24,33 +24,45 @@ class AttentionMask {
  public:
   AttentionMask(const AttentionProblem& problem, const AttentionArgs& args);
 
+  /// Becomes the masks of another call of that problem, in the memory that there is: reads what
+  /// tensors hold now. Both arguments must stay.
+  void bind(const AttentionProblem& problem, const AttentionArgs& args);
+
   /// The positions that a head of a sequence sees.
   variant::PositionMask position(const Sequence& sequence, int64_t head) const;
   /// What is left of the user mask; empty: nothing.
   const variant::Expr& rest() const { return rest_; }
   const std::optional<variant::Bounds>& rest_bounds() const { return rest_bounds_; }
   /// The block lists of a head; those of one plane are one object.
-  std::shared_ptr<const BlockList> block_list(int64_t batch_idx, int64_t head) const;
-  const AttentionProblem& problem() const { return problem_; }
-  const AttentionArgs& args() const { return args_; }
+  const BlockList& block_list(int64_t batch_idx, int64_t head) const;
+  const AttentionProblem& problem() const { return *problem_; }
 
  private:
-  struct Band {
-    variant::Expr lower, upper;  ///< empty: unbounded
+  /// Where k_idx - q_idx begins or ends.
+  struct Bound {
+    variant::Evaluator value;
+    bool is_lower;
+  };
+  struct Limits {
+    int64_t lower, upper;
   };
 
-  const AttentionProblem& problem_;
-  const AttentionArgs& args_;
-  std::vector<Band> bands_;
+  void read_lists(const AttentionArgs& args);
+  void find_limits(const AttentionArgs& args);
+
+  const AttentionProblem* problem_ = nullptr;
+  std::vector<Bound> bounds_;
+  std::vector<Limits> limits_;  ///< by sequence and head, where there are bounds
   variant::Expr rest_;
   std::optional<variant::Bounds> rest_bounds_;
-  std::shared_ptr<const BlockList> no_list_;                   ///< that of all heads without lists
-  std::vector<std::shared_ptr<const BlockList>> block_lists_;  ///< (batch or 1, heads or 1)
+  BlockList no_list_;                   ///< that of all heads without lists
+  std::vector<BlockList> block_lists_;  ///< (batch or 1, heads or 1)
   int64_t num_list_batches_ = 1;
   int64_t num_list_heads_ = 1;
 };
 
-/// The masks of one head of one sequence. Not for two threads at once.
+/// The masks of one head of one sequence, as long as the AttentionMask is bound to that call. Not
+/// for two threads at once.
 class HeadMask {
  public:
   HeadMask(const AttentionMask& mask, const Sequence& sequence, int64_t head);
@@ -79,7 +91,7 @@ class HeadMask {
 
   variant::Variables variables_;
   variant::PositionMask position_;
-  std::shared_ptr<const BlockList> block_list_;  ///< shared by the heads of a plane
+  const BlockList* block_list_;  ///< shared by the heads of a plane
   std::optional<variant::Bounds> rest_;
   int64_t seqlen_q_;
   int64_t seqlen_k_;

@@ -388,7 +388,8 @@ void set_layouts(AttentionProblem& problem, const AttentionArgs& args) {
   problem.v_scale = layout_of(args.v_scale);
 }
 
-AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool has_data) {
+AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool has_data,
+                              IndexChecks* index_checks) {
   const std::string_view op = attention_op_name(is_backward);
   const OpSpec& spec = is_backward ? attention_bwd_spec() : attention_fwd_spec();
   if (has_data) {
@@ -417,7 +418,7 @@ AttentionProblem make_problem(const AttentionArgs& args, bool is_backward, bool 
   set_layouts(problem, args);
   problem.values_in_keys = is_leading_part(args.v, args.k);
   if (has_data && problem.device.type == DeviceType::kCpu) {
-    check_attention_host_data(op, problem, args);
+    check_attention_host_data(op, problem, args, index_checks);
   }
   return problem;
 }
@@ -448,15 +449,19 @@ int64_t AttentionPlan::bytes_for(std::string_view op, int64_t num_workers) const
       .value(op, "bytes of workspace");
 }
 
-AttentionProblem make_attention_problem(const AttentionArgs& args, bool is_backward) {
-  return make_problem(args, is_backward, /*has_data=*/true);
+AttentionProblem make_attention_problem(const AttentionArgs& args, bool is_backward,
+                                        IndexChecks* index_checks) {
+  IndexChecks of_this_call;
+  return make_problem(args, is_backward, /*has_data=*/true,
+                      index_checks == nullptr ? &of_this_call : index_checks);
 }
 
 AttentionProblem make_attention_problem_from_shapes(const AttentionArgs& args, bool is_backward) {
-  return make_problem(args, is_backward, /*has_data=*/false);
+  return make_problem(args, is_backward, /*has_data=*/false, nullptr);
 }
 
-bool has_lengths_of(const AttentionProblem& problem, const AttentionArgs& args) {
+bool has_lengths_of(const AttentionProblem& problem, const AttentionArgs& args,
+                    IndexChecks* index_checks) {
   if (problem.device.type != DeviceType::kCpu) return true;
   const std::string_view op = attention_op_name(problem.is_backward);
   const Lengths now = lengths_of(op, problem, args, /*has_data=*/true);
@@ -464,7 +469,7 @@ bool has_lengths_of(const AttentionProblem& problem, const AttentionArgs& args) 
       now.max_seqlen_new != problem.max_seqlen_new) {
     return false;
   }
-  check_attention_host_data(op, problem, args);
+  check_attention_host_data(op, problem, args, index_checks);
   return true;
 }
 

@@ -117,16 +117,21 @@ struct AttentionProblem {
   int64_t group_size() const { return num_heads / num_heads_kv; }
 };
 
+class IndexChecks;
+
 /// Checks the arguments (table, then what the table cannot say, then tensor data that lies on the
-/// host) and gives the problem. Throws Error; `op` names it in texts.
-AttentionProblem make_attention_problem(const AttentionArgs& args, bool is_backward);
+/// host) and gives the problem. Throws Error. Where `index_checks` is given, a new one becomes that
+/// of the problem.
+AttentionProblem make_attention_problem(const AttentionArgs& args, bool is_backward,
+                                        IndexChecks* index_checks = nullptr);
 
 /// For explain on a call whose tensors have no memory: as above, without addresses or data.
 AttentionProblem make_attention_problem_from_shapes(const AttentionArgs& args, bool is_backward);
 
 /// For a call like the one that `problem` was made of, but for the data of its tensors. False where
 /// host lengths make another problem of it. Throws Error, as above, where host data is wrong.
-bool has_lengths_of(const AttentionProblem& problem, const AttentionArgs& args);
+bool has_lengths_of(const AttentionProblem& problem, const AttentionArgs& args,
+                    IndexChecks* index_checks);
 
 /// How an implementation runs a problem; printable.
 struct AttentionPlan {

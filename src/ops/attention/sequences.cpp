@@ -124,7 +124,10 @@ Rows weight_rows(const TensorView& tensor, const Sequence& sequence, int64_t hea
   return {data, stride_bytes(tensor, 2), stride_bytes(tensor, 3)};
 }
 
-BlockList::BlockList(const AttentionArgs& args, int64_t batch_idx, int64_t head) {
+void BlockList::assign(const AttentionArgs& args, int64_t batch_idx, int64_t head) {
+  block_rows_ = block_cols_ = 0;
+  first_.clear();
+  cols_.clear();
   if (!args.block_counts) return;
   const auto clamped = [](const TensorView& t, int dim, int64_t i) {
     return std::min(i, t.shape[static_cast<size_t>(dim)] - 1);

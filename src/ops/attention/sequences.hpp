@@ -128,7 +128,12 @@ inline float alibi_slope(const TensorView& slopes, int64_t batch_idx, int64_t he
 class BlockList {
  public:
   BlockList() = default;  ///< sees everything
-  BlockList(const AttentionArgs& args, int64_t batch_idx, int64_t head);
+  BlockList(const AttentionArgs& args, int64_t batch_idx, int64_t head) {
+    assign(args, batch_idx, head);
+  }
+
+  /// Becomes that of a head, in the memory that there is.
+  void assign(const AttentionArgs& args, int64_t batch_idx, int64_t head);
 
   bool is_given() const { return block_rows_ > 0; }
   int64_t block_rows() const { return block_rows_; }

@@ -69,20 +69,25 @@ AttentionVariant attention_variant(const AttentionProblem& problem, const Attent
   return result;
 }
 
+const TensorView& aux_tensor(std::string_view name, const AttentionArgs& args) {
+  if (name == kAuxBias) return args.bias;
+  if (name == kAuxSlopes) return args.alibi_slopes;
+  return std::find_if(args.aux.begin(), args.aux.end(),
+                      [&](const AuxTensor& aux) { return aux.name == name; })
+      ->tensor;
+}
+
 std::vector<TensorView> bound_aux(const Expr& expr, const AttentionArgs& args) {
   std::vector<TensorView> tensors;
-  for (const AuxSignature& signature : expr.aux) {
-    if (signature.name == kAuxBias) {
-      tensors.push_back(args.bias);
-    } else if (signature.name == kAuxSlopes) {
-      tensors.push_back(args.alibi_slopes);
-    } else {
-      const auto aux = std::find_if(args.aux.begin(), args.aux.end(),
-                                    [&](const AuxTensor& a) { return a.name == signature.name; });
-      tensors.push_back(aux->tensor);
-    }
-  }
+  find_aux(expr, args, &tensors);
   return tensors;
+}
+
+void find_aux(const Expr& expr, const AttentionArgs& args, std::vector<TensorView>* tensors) {
+  tensors->clear();
+  for (const AuxSignature& signature : expr.aux) {
+    tensors->push_back(aux_tensor(signature.name, args));
+  }
 }
 
 std::vector<double> bound_params(const Expr& expr, const AttentionArgs& args) {

@@ -29,8 +29,13 @@ std::vector<variant::Expr> built_in_masks(const AttentionProblem& problem);
 
 AttentionVariant attention_variant(const AttentionProblem& problem, const AttentionArgs& args);
 
+/// The tensor that an expression reads by this name.
+const TensorView& aux_tensor(std::string_view name, const AttentionArgs& args);
+
 /// The tensors that an expression of a problem reads, in the order of Expr::aux.
 std::vector<TensorView> bound_aux(const variant::Expr& expr, const AttentionArgs& args);
+void find_aux(const variant::Expr& expr, const AttentionArgs& args,
+              std::vector<TensorView>* tensors);
 
 /// The scalars that it reads, in the order of Expr::params.
 std::vector<double> bound_params(const variant::Expr& expr, const AttentionArgs& args);

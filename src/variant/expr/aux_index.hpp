@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "flashtile/tensor.hpp"
@@ -47,6 +48,11 @@ class AuxIndex {
   /// maxima of its parts are prepared; -1 if there is no such dimension. Other boxes are scanned if
   /// they are small, or else bounded by the whole tensor if that has at most 2^20 elements.
   AuxIndex(const TensorView& tensor, bool is_float, int varying);
+  AuxIndex(const AuxIndex&) = delete;
+  AuxIndex& operator=(const AuxIndex&) = delete;
+
+  /// Reads a tensor that lies as the first one does, in the memory that there is.
+  void read(const TensorView& tensor);
 
   /// `index` has a range for each dimension; what lies outside the tensor is cut off.
   IntRange ints(const IntRange* index) const;
@@ -62,18 +68,39 @@ class AuxIndex {
     FloatSummary operator()(int64_t line, int64_t n) const;
   };
   template <typename Summary, typename Read>
-  void prepare(int varying, Read read, std::unique_ptr<const RangeIndex<Summary, Read>>* index,
-               Summary* whole);
+  void summarize(Read read, std::optional<RangeIndex<Summary, Read>>* index, Summary* whole);
   template <typename Summary, typename Read>
-  Summary bound(const IntRange* box, const Read& read, const RangeIndex<Summary, Read>* index,
-                const Summary& whole) const;
+  Summary bound(const IntRange* box, const Read& read,
+                const std::optional<RangeIndex<Summary, Read>>& index, const Summary& whole) const;
   bool clip(const IntRange* index, IntRange* box) const;
 
-  std::unique_ptr<const Lines> lines_;
-  std::unique_ptr<const RangeIndex<IntSummary, ReadInt>> int_index_;
-  std::unique_ptr<const RangeIndex<FloatSummary, ReadFloat>> float_index_;
+  bool is_float_;
+  int varying_;
+  std::optional<Lines> lines_;
+  std::optional<RangeIndex<IntSummary, ReadInt>> int_index_;
+  std::optional<RangeIndex<FloatSummary, ReadFloat>> float_index_;
   IntSummary whole_ints_;  // everything, as long as it is not known
   FloatSummary whole_floats_;
+};
+
+/// Numbers of values in the order of their first occurrence.
+class ValueNumbers {
+ public:
+  /// Forgets all values, but keeps the memory for them.
+  void clear();
+  int32_t number_of(int64_t value);
+
+ private:
+  struct Slot {
+    int64_t value = 0;
+    uint64_t generation = 0;  ///< which clear() it was written after; another one: empty
+    int32_t number = 0;
+  };
+  Slot& find(int64_t value);
+
+  std::vector<Slot> slots_;  ///< a power of two of them, half of them empty
+  uint64_t generation_ = 1;
+  int32_t count_ = 0;
 };
 
 /// Whether parts of two lines of integers have a value in common. Exact where values come in runs,
@@ -82,6 +109,11 @@ class EqualityIndex {
  public:
   /// With `same_line`, a and b are one tensor and always asked for the same line.
   EqualityIndex(const TensorView& a, int dim_a, const TensorView& b, int dim_b, bool same_line);
+  EqualityIndex(const EqualityIndex&) = delete;
+  EqualityIndex& operator=(const EqualityIndex&) = delete;
+
+  /// Reads tensors that lie as the first ones do, in the memory that there is.
+  void read(const TensorView& a, const TensorView& b);
 
   /// False if no element of a's box equals one of b's. Boxes are ranges in the dimensions given and
   /// points in the others; true is the answer for all that is not so.
@@ -101,16 +133,24 @@ class EqualityIndex {
     }
   };
   struct ReadLabel {
-    std::shared_ptr<const std::vector<int32_t>> labels;
+    const std::vector<int32_t>* labels;
     int64_t length;
     LabelSummary operator()(int64_t line, int64_t n) const;
   };
   struct Side {
-    std::shared_ptr<const Lines> lines;
-    std::shared_ptr<const RangeIndex<LabelSummary, ReadLabel>> index;
+    explicit Side(int along) : dim(along) {}
+    void read(const TensorView& tensor, bool same_line, ValueNumbers& numbers);
+
+    int dim;
+    std::optional<Lines> lines;
+    std::vector<int32_t> labels;
+    std::optional<RangeIndex<LabelSummary, ReadLabel>> index;
   };
   static bool query(const Side& side, const IntRange* box, LabelSummary* summary);
 
+  bool same_line_;
+  bool b_is_a_ = false;
+  ValueNumbers numbers_;
   Side a_;
   Side b_;
 };

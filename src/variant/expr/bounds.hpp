@@ -4,9 +4,10 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
-#include <vector>
 
+#include "core/kept_vector.hpp"
 #include "flashtile/tensor.hpp"
 #include "variant/expr/evaluate.hpp"
 #include "variant/expr/expr.hpp"
@@ -27,12 +28,19 @@ struct BoundsPlan;
 /// their usual compositions. Other conjunctions may be kMaybe where each part keeps a pair but not
 /// the same one.
 ///
-/// Making one reads the aux tensors once; asking allocates nothing. Not for two threads at once,
-/// but copies are cheap and share what was prepared: one for each thread. The tensors must stay.
+/// Making one reads the aux tensors once; asking allocates nothing that is not kept. Not for two
+/// threads at once, but copies are cheap and share what was prepared: one for each thread. The
+/// tensors must stay.
 class Bounds {
  public:
   /// `aux` and `params` in the order of `mask.aux` and `mask.params`; tensors in host memory.
   Bounds(const Expr& mask, std::span<const TensorView> aux, std::span<const double> params);
+  Bounds(const Bounds& other) : plan_(other.plan_) {}
+  Bounds& operator=(const Bounds& other);
+
+  /// Reads tensors that lie as the first ones do. Copies that were made before are not to be asked
+  /// any more.
+  void read(std::span<const TensorView> aux);
 
   /// The mask over q_begin <= q_idx < q_end, k_begin <= k_idx < k_end, with the other variables as
   /// in `at`; kFalse for an empty block.
@@ -45,9 +53,10 @@ class Bounds {
     Truth t = Truth::kMaybe;
   };
   struct Runner;
+  void prepare_slots();
 
-  std::shared_ptr<const BoundsPlan> plan_;
-  std::vector<Slot> slots_;
+  std::shared_ptr<BoundsPlan> plan_;
+  std::optional<KeptVector<Slot>> slots_;  ///< from the first question on
   // What the slots were last worked out for.
   std::array<int64_t, kNumVariables> uniform_{};
   IntRange q_;

@@ -25,6 +25,7 @@ class Planner {
     for (const AuxSignature& signature : plan_->mask.aux) {
       const auto at = std::ranges::find(mask.aux, signature) - mask.aux.begin();
       aux_.push_back(aux[static_cast<size_t>(at)]);
+      given_aux_.push_back(static_cast<size_t>(at));
     }
     params_.clear();
     for (const std::string& name : plan_->mask.params) {
@@ -35,7 +36,7 @@ class Planner {
     slots_.assign(plan_->mask.nodes.size(), -1);
   }
 
-  std::shared_ptr<const BoundsPlan> run() {
+  std::shared_ptr<BoundsPlan> run() {
     plan_->root = slot(plan_->mask.root());
     return plan_;
   }
@@ -219,9 +220,11 @@ class Planner {
       if (each.name_idx == node.name_idx && each.dim == dim) index = each.index;
     }
     if (index == nullptr) {
-      plan_->aux_indices.push_back(std::make_unique<const AuxIndex>(
-          aux_[static_cast<size_t>(node.name_idx)], node.type == Type::kFloat, dim));
-      index = plan_->aux_indices.back().get();
+      const auto name = static_cast<size_t>(node.name_idx);
+      plan_->aux_indices.push_back(
+          {std::make_unique<AuxIndex>(aux_[name], node.type == Type::kFloat, dim),
+           given_aux_[name]});
+      index = plan_->aux_indices.back().index.get();
       aux_keys_.push_back({node.name_idx, dim, index});
     }
     BoundsLoad load;
@@ -246,8 +249,10 @@ class Planner {
     }
     BoundsEquality equality;
     equality.index =
-        std::make_unique<const EqualityIndex>(aux_[static_cast<size_t>(name_a)], dim_a,
-                                              aux_[static_cast<size_t>(name_b)], dim_b, same_line);
+        std::make_unique<EqualityIndex>(aux_[static_cast<size_t>(name_a)], dim_a,
+                                        aux_[static_cast<size_t>(name_b)], dim_b, same_line);
+    equality.aux_a = given_aux_[static_cast<size_t>(name_a)];
+    equality.aux_b = given_aux_[static_cast<size_t>(name_b)];
     equality.a = add_load(a);
     equality.b = add_load(b);
     plan_->equalities.push_back(std::move(equality));
@@ -335,6 +340,7 @@ class Planner {
 
   std::shared_ptr<BoundsPlan> plan_;
   std::vector<TensorView> aux_;
+  std::vector<size_t> given_aux_;  // places of aux_ in the mask that was given
   std::vector<double> params_;
   std::vector<VariableSet> uses_;
   std::vector<int32_t> slots_;  // of the nodes of the mask; -1 while not planned
@@ -343,8 +349,13 @@ class Planner {
 
 }  // namespace
 
-std::shared_ptr<const BoundsPlan> plan_bounds(const Expr& mask, std::span<const TensorView> aux,
-                                              std::span<const double> params) {
+void BoundsPlan::read(std::span<const TensorView> aux) {
+  for (const BoundsAux& each : aux_indices) each.index->read(aux[each.aux]);
+  for (const BoundsEquality& each : equalities) each.index->read(aux[each.aux_a], aux[each.aux_b]);
+}
+
+std::shared_ptr<BoundsPlan> plan_bounds(const Expr& mask, std::span<const TensorView> aux,
+                                        std::span<const double> params) {
   return Planner(mask, aux, params).run();
 }
 

@@ -70,9 +70,11 @@ struct BoundsLoad {
 
 /// Elements of two loads that are compared for equality.
 struct BoundsEquality {
-  std::unique_ptr<const EqualityIndex> index;
+  std::unique_ptr<EqualityIndex> index;
   int32_t a = -1;  // into loads
   int32_t b = -1;
+  size_t aux_a = 0;  // their tensors, by the mask's own aux
+  size_t aux_b = 0;
 };
 
 /// forms[form] mod slot `modulus` == or != slot `remainder`, by the rules of `op` (kMod,
@@ -113,13 +115,22 @@ struct BoundsGroup {
   std::vector<Residue> residues;
 };
 
+/// What is known of a tensor.
+struct BoundsAux {
+  std::unique_ptr<AuxIndex> index;
+  size_t aux = 0;  // by the mask's own aux
+};
+
 /// How a mask is bounded; made once, shared by the threads.
 struct BoundsPlan {
+  /// Reads tensors, in the order of the mask's aux, that lie as the first ones do.
+  void read(std::span<const TensorView> aux);
+
   Expr mask;  // rewritten for bounding: !, abs, min, max taken apart
   // Steps by what they depend on: nothing of the block, its queries, its keys, both.
   std::array<std::vector<BoundsStep>, 4> steps;
   std::vector<BoundsForm> forms;
-  std::vector<std::unique_ptr<const AuxIndex>> aux_indices;
+  std::vector<BoundsAux> aux_indices;
   std::vector<BoundsLoad> loads;
   std::vector<BoundsEquality> equalities;
   std::vector<BoundsCongruence> congruences;
@@ -136,8 +147,8 @@ struct BoundsPlan {
   int32_t root = -1;
 };
 
-std::shared_ptr<const BoundsPlan> plan_bounds(const Expr& mask, std::span<const TensorView> aux,
-                                              std::span<const double> params);
+std::shared_ptr<BoundsPlan> plan_bounds(const Expr& mask, std::span<const TensorView> aux,
+                                        std::span<const double> params);
 
 /// The same mask in the form that bounds are best for: no ! but before what cannot be negated, no
 /// conditional truth values, abs, min and max at the sides of comparisons taken apart. Not lazy in

@@ -93,6 +93,14 @@ Evaluator::Evaluator(const Expr& expr, std::span<const TensorView> aux,
   for (size_t n = 0; n < aux.size(); ++n) check(expr.aux[n], aux[n]);
 }
 
+void Evaluator::bind(std::span<const TensorView> aux) {
+  for (size_t n = 0; n < aux_.size(); ++n) {
+    check(expr_.aux[n], aux[n]);
+    aux_[n] = aux[n];
+  }
+  clear_error();
+}
+
 Evaluator::Value Evaluator::run(const Variables& at) {
   at_ = at;
   ++run_;

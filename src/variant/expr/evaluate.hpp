@@ -46,6 +46,11 @@ class Evaluator {
   /// with any strides: f64, f32, f16 or bf16 where the signature says float, i32 or i64 else.
   Evaluator(const Expr& expr, std::span<const TensorView> aux, std::span<const double> params);
 
+  const Expr& expr() const { return expr_; }
+
+  /// Other tensors of the same kind; forgets an index error.
+  void bind(std::span<const TensorView> aux);
+
   double number(const Variables& at);
   int64_t integer(const Variables& at);
   bool truth(const Variables& at);

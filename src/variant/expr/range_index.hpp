@@ -17,14 +17,23 @@ template <typename Summary, typename Read>
 class RangeIndex {
  public:
   RangeIndex(int64_t num_lines, int64_t length, Read read)
-      : read_(read), num_blocks_((length + kBlock - 1) / kBlock) {
-    if (num_lines <= 0 || length <= 0) return;
+      : read_(read),
+        num_lines_(num_lines),
+        length_(length),
+        num_blocks_((length + kBlock - 1) / kBlock) {
+    build();
+  }
+
+  /// Reads all elements again.
+  void build() {
+    table_.clear();
+    if (num_lines_ <= 0 || length_ <= 0) return;
     num_levels_ = width(num_blocks_);
-    table_.reserve(static_cast<size_t>(num_lines * num_levels_ * num_blocks_));
-    for (int64_t line = 0; line < num_lines; ++line) {
+    table_.reserve(static_cast<size_t>(num_lines_ * num_levels_ * num_blocks_));
+    for (int64_t line = 0; line < num_lines_; ++line) {
       for (int64_t block = 0; block < num_blocks_; ++block) {
         const int64_t begin = block * kBlock;
-        table_.push_back(scan(line, begin, std::min(length, begin + kBlock)));
+        table_.push_back(scan(line, begin, std::min(length_, begin + kBlock)));
       }
       for (int64_t level = 1; level < num_levels_; ++level) {
         for (int64_t block = 0; block < num_blocks_; ++block) {
@@ -69,6 +78,8 @@ class RangeIndex {
   }
 
   Read read_;
+  int64_t num_lines_ = 0;
+  int64_t length_ = 0;
   int64_t num_blocks_ = 0;
   int64_t num_levels_ = 0;
   std::vector<Summary> table_;
