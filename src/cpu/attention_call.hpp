@@ -43,6 +43,7 @@ struct IsaEntry {
   const OperandKernels* attention_pairs = nullptr;
   const ScalarDecayOperandKernels* scalar_decay_pairs = nullptr;
   const ScalarDecayOperandKernels* delta_pairs = nullptr;
+  const VectorDecayPairKernels* vector_decay_pairs = nullptr;
   const DecodeKernels* decode_pairs = nullptr;
 };
 

@@ -11,6 +11,26 @@
 namespace flashtile::cpu {
 namespace {
 
+/// Values of fewer columns are faster row by row.
+constexpr int64_t kMinPairColumns = 48;
+
+/// How rows of a problem are taken: one by one, or in chunks of bf16 pairs.
+struct FwdKernels {
+  int64_t (*scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
+                           int64_t num_members);
+  void (*chunk)(const RecurrentChunk& chunk);
+
+  FwdKernels(const IsaEntry& isa, const LinearProblem& problem)
+      : scratch_bytes(isa.linear->recurrent.scratch_bytes), chunk(isa.linear->recurrent.fwd_chunk) {
+    const bool is_paired = problem.dtype == DType::kBF16 && isa.vector_decay_pairs != nullptr &&
+                           problem.op->family == LinearFamily::kVectorDecay &&
+                           problem.head_dim_v >= kMinPairColumns;
+    if (!is_paired) return;
+    scratch_bytes = isa.vector_decay_pairs->scratch_bytes;
+    chunk = isa.vector_decay_pairs->fwd_chunk;
+  }
+};
+
 struct RecurrentMemory {
   float* strips;
   float* state;  ///< rows of all columns, on the way from and to the caller
@@ -22,8 +42,9 @@ struct RecurrentMemory {
     const int64_t columns = strip_columns(kernels, problem.head_dim_v);
     strips = cursor.take<float>(problem.head_dim * columns);
     state = cursor.take<float>(problem.head_dim * columns);
-    scratch = cursor.take<char>(kernels.scratch_bytes(max_rows, problem.head_dim,
-                                                      problem.head_dim_v, problem.heads_a_state()));
+    scratch = cursor.take<char>(FwdKernels(isa, problem)
+                                    .scratch_bytes(max_rows, problem.head_dim, problem.head_dim_v,
+                                                   problem.heads_a_state()));
   }
 };
 
@@ -33,6 +54,7 @@ class RecurrentStream {
   RecurrentStream(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                   const LinearArgs& args, const LinearSequence& sequence, int64_t head)
       : kernels_(isa.linear->recurrent),
+        fwd_chunk_(FwdKernels(isa, problem).chunk),
         problem_(problem),
         args_(args),
         sequence_(sequence),
@@ -101,11 +123,13 @@ class RecurrentStream {
     chunk.next_begin = count;
     chunk.next_end = std::min(count + max_rows_, sequence_.length - begin);
     chunk.strips = memory.strips;
+    chunk.fwd_rows = kernels_.fwd_chunk;
     chunk.scratch = memory.scratch;
-    kernels_.fwd_chunk(chunk);
+    fwd_chunk_(chunk);
   }
 
   const RecurrentKernels& kernels_;
+  void (*fwd_chunk_)(const RecurrentChunk& chunk);
   const LinearProblem& problem_;
   const LinearArgs& args_;
   const LinearSequence& sequence_;

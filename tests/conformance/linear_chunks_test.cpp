@@ -34,10 +34,13 @@ constexpr const char* kProblems[] = {
     "mlstm_sig_bwd:b1:hq2:t130:d24:dv16:normalize:dfinal_norm",
     "gla_fwd:b1:hq4:hkv2:t97:d33:dv70:initial_state:final_state",
     "gla_fwd:b2:hq2:t70:d24:dv200:bf16",
+    "gla_fwd:hq4:d40:dv150:hkv2:cu_seqlens={0,1,1,18,200}:initial_state:final_state:bf16",
+    "gla_fwd:b1:hq1:t65:d258:dv64:bf16",
     "gla_bwd:b1:hq4:hkv2:t97:d33:dv70:initial_state:dfinal_state",
     "gla_bwd:b1:hq2:t70:d130:dv24:bf16",
     "rwkv6_bwd:hq4:hkv2:d20:dv24:cu_seqlens={0,40,40,141}:initial_state:dfinal_state",
     "rwkv6_fwd:hq4:hkv2:d20:dv24:cu_seqlens={0,40,40,141}:initial_state",
+    "rwkv6_fwd:b1:hq4:hkv2:t95:d33:dv70:initial_state:final_state:bf16",
     "delta_rule_fwd:b1:hq2:num_heads_v=4:t70:d24:dv40:qk_l2norm:f16",
     "gated_delta_rule_fwd:b1:hq2:t130:d128:dv72:initial_state:final_state",
     ("gated_delta_rule_fwd:hq2:hv4:d40:dv150:cu_seqlens={0,1,1,18,200}:initial_state:final_state:"

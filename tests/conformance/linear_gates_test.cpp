@@ -145,6 +145,57 @@ void strong_gates_stay_finite(const LinearCase& one) {
 
 TEST(LinearGates, StrongOnesStayFinite) { for_each_linear_case(strong_gates_stay_finite); }
 
+double largest(const TensorView& tensor) {
+  double size = 0;
+  for (const double x : cli::to_numbers(tensor)) size = std::max(size, std::abs(x));
+  return size;
+}
+
+/// Vector decay of bf16 inputs goes in chunks: neither gates that differ from channel to channel
+/// nor what a reset cuts off may show beyond their rows.
+TEST(LinearGates, ChunksOfVectorDecayStopAtResets) {
+  constexpr int64_t kRows = 75, kPoisoned = 20, kFresh = 34;
+  for (const std::string op : {"gla_fwd", "rwkv6_fwd"}) {
+    const cli::OwnedCall call =
+        linear_call(op + ":b1:hq2:hkv1:t75:d40:dv70:bf16:initial_state:final_state");
+    const TensorView gate = call.call.tensor(gate_names(call.call).front());
+    std::vector<double> values = cli::to_numbers(gate);
+    constexpr double kGates[] = {-1e4, 0, -60, -0.5, -0.01, -200, -1e-9, -kInf, -3};
+    for (size_t i = 0; i < values.size(); ++i) values[i] = kGates[i % 53 % std::size(kGates)];
+    cli::from_numbers(values, gate);
+    fill(gate.sliced(1, kFresh - 1, kFresh), -kInf);
+    cli::OwnedCall exact = cli::with_own_outputs(call.call);
+    run_by(exact.call, "reference");
+    const TensorView out = call.call.tensor("out"), want = exact.call.tensor("out");
+    const double allowed = 0.01 * largest(want);  // a few roundings to 8 bits
+    for (const std::string& implementation : call.call.spec().implementations()) {
+      run_by(call.call, implementation);
+      EXPECT_LT(max_difference(out, want), allowed) << op << implementation;
+      EXPECT_LT(max_difference(call.call.tensor("final_state"), exact.call.tensor("final_state")),
+                0.01 * largest(exact.call.tensor("final_state")))
+          << op << implementation;
+    }
+    for (const char* poisoned : {"k", "v", "initial_state"}) {
+      const TensorView tensor = call.call.tensor(poisoned);
+      const std::vector<double> clean = cli::to_numbers(tensor);
+      const bool is_state = std::string(poisoned) == "initial_state";
+      const int axis = is_state ? 2 : 1;
+      fill(tensor.sliced(axis, kPoisoned, kPoisoned + 1), is_state ? kInf : kNan);
+      for (const std::string& implementation : call.call.spec().implementations()) {
+        run_by(call.call, implementation);
+        const int64_t before = is_state ? 0 : kPoisoned;
+        const auto expect_clean = [&](int64_t begin, int64_t end) {
+          EXPECT_LT(max_difference(out.sliced(1, begin, end), want.sliced(1, begin, end)), allowed)
+              << op << implementation << " " << poisoned;
+        };
+        if (before > 0) expect_clean(0, before);
+        expect_clean(kFresh, kRows);
+      }
+      cli::from_numbers(clean, tensor);
+    }
+  }
+}
+
 /// Numbers of each head of a tensor whose axis 2, or only axis, is heads.
 std::vector<double> of_head(const TensorView& tensor, int64_t head) {
   return cli::to_numbers(tensor.sliced(tensor.ndim > 1 ? 2 : 0, head, head + 1));

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The kernels of scalar decay, and of the delta rule with it, over bf16 pairs, for instruction sets
-// with kHasBf16Dot. Results are rounded to 16 bits: the cheaper exponential is exact enough.
+// The kernels of scalar decay, of the delta rule with it and of vector decay, over bf16 pairs, for
+// instruction sets with kHasBf16Dot. Results are rounded to 16 bits: scalar decay's cheaper
+// exponential is exact enough.
 
 #include "cpu/kernels/delta_chunk_bwd.hpp"
 #include "cpu/kernels/linear_kernels.hpp"
 #include "cpu/kernels/scalar_decay_operand_kernels.hpp"
+#include "cpu/kernels/vector_decay_chunk.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
@@ -20,7 +22,11 @@ constexpr ScalarDecayOperandKernels kDeltaPairKernels = [] {
   return kernels;
 }();
 
+constexpr VectorDecayPairKernels kVectorDecayPairKernels = {vector_decay_scratch_bytes,
+                                                            vector_decay_fwd_chunk};
+
 const ScalarDecayOperandKernels& scalar_decay_pair_kernels() { return kPairKernels; }
 const ScalarDecayOperandKernels& delta_pair_kernels() { return kDeltaPairKernels; }
+const VectorDecayPairKernels& vector_decay_pair_kernels() { return kVectorDecayPairKernels; }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

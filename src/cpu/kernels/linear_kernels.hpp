@@ -40,6 +40,7 @@ const LinearKernels& linear_kernels();
 namespace avx512_bf16 {
 const ScalarDecayOperandKernels& scalar_decay_pair_kernels();
 const ScalarDecayOperandKernels& delta_pair_kernels();
+const VectorDecayPairKernels& vector_decay_pair_kernels();
 }  // namespace avx512_bf16
 
 }  // namespace flashtile::cpu

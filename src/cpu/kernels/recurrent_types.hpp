@@ -42,6 +42,8 @@ struct RecurrentChunk {
   /// Rows of the inputs that are taken next, counted from this chunk's first: to be fetched.
   int64_t next_begin, next_end;
   float* strips;  ///< from first_strip on
+  /// Of VectorDecayPairKernels: what takes rows that products would mix up, one by one.
+  void (*fwd_rows)(const RecurrentChunk& chunk);
   char* scratch;
 };
 
@@ -143,6 +145,14 @@ struct DeltaBwdKernels {
   void (*keys_backward)(const DeltaBwdChunk& chunk);
   void (*finish_state)(const DeltaBwdChunk& chunk);
   void (*finish_keys)(const DeltaBwdChunk& chunk);
+};
+
+/// Vector decay over bf16 pairs in chunks of at most 32 rows; formulas are in
+/// vector_decay_chunk.hpp. Strips are those of RecurrentKernels.
+struct VectorDecayPairKernels {
+  int64_t (*scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
+                           int64_t num_members);
+  void (*fwd_chunk)(const RecurrentChunk& chunk);
 };
 
 struct RecurrentKernels {

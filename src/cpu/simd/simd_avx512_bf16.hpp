@@ -42,4 +42,31 @@ FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) {
   __builtin_memcpy(p, &y, sizeof(y));
 }
 
+/// Lane i: the sum of the lanes of x[i], of 16.
+FLASHTILE_INLINE Vf row_sums(const Vf* x) {
+  __m512 t[8];
+  FLASHTILE_UNROLL
+  for (int i = 0; i < 8; ++i) {  // of two rows, in turns
+    const __m512 a = x[2 * i].v;
+    const __m512 b = x[2 * i + 1].v;
+    t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
+  FLASHTILE_UNROLL
+  for (int i = 0; i < 4; ++i) {  // of four rows in each 128 bits
+    const __m512d a = _mm512_castps_pd(t[2 * i]);
+    const __m512d b = _mm512_castps_pd(t[2 * i + 1]);
+    t[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  FLASHTILE_UNROLL
+  for (int count = 2; count > 0; count /= 2) {  // parts of 128 bits
+    FLASHTILE_UNROLL
+    for (int i = 0; i < count; ++i) {
+      t[i] = _mm512_add_ps(_mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0x88),
+                           _mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0xDD));
+    }
+  }
+  return {t[0]};
+}
+
 }  // namespace flashtile::cpu::FLASHTILE_ISA
