@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward of the delta family on the CPU, row by row. A task is a key head of one sequence, or two
-// in turns, with all states that read them; where these are fewer than workers, parts of a state's
-// value dimensions and then parts of its key dimensions are tasks. What a strip gives does not
-// depend on that.
+// Backward of the delta family on the CPU, row by row. A task is a key head of one sequence with
+// all states that read it: rows forward through all chunks, then a chunk at a time back. Where key
+// heads are fewer than workers, parts of a state's value dimensions and then parts of its key
+// dimensions are tasks, some chunks at a time. What a strip gives does not depend on that.
 #include <algorithm>
-#include <span>
 #include <vector>
 
 #include "core/executor.hpp"
@@ -14,80 +13,71 @@
 namespace flashtile::cpu {
 namespace {
 
-/// What two workers keep of all rows of a sequence where they take key heads in turns, a chunk of
-/// each: less than the 32 MiB from which on malloc gives memory back, and gets it page by page.
-constexpr int64_t kGroupedBytes = int64_t{24} << 20;
-/// Most key heads of a task; what more of them keep does not stay in a cache.
-constexpr int64_t kMaxKeyGroup = 2;
+/// Chunks that workers on one state go through together.
+constexpr int64_t kSpanChunks = 8;
 
-int64_t max_key_group(const LinearProblem& problem, int64_t num_workers) {
-  const int64_t keys = problem.head_dim * (problem.states_a_key() > 1 ? 4 : 2);
-  const int64_t kept = problem.max_seqlen * (keys + 2 * problem.head_dim_v) * 4;
-  const int64_t bytes = num_workers == 1 ? kGroupedBytes : kGroupedBytes / 2;
-  const int64_t most = std::min(kMaxKeyGroup, std::max<int64_t>(1, problem.num_key_heads));
-  return std::clamp<int64_t>(bytes / std::max<int64_t>(1, kept), 1, most);
-}
-
-/// What is kept of all rows of a sequence, for one state and for the sums over those that share its
-/// key head.
-struct DeltaRowMemory {
-  float* read;
-  float* dread;
-  float* dq;
-  float* dkeys;
-  float* dq_sum;
-  float* dk_sum;
-  double* gate_sums;
+/// What is kept of one state, and of the sums over those that share its key head.
+struct DeltaStateMemory {
+  float* read;    ///< of all rows
+  float* states;  ///< key strips before each chunk and behind the last
+  float* values;  ///< value strips of the state, then of its gradient
+  float* dstate;  ///< key strips
   double* passing;
+  float* dq_sum;  ///< of all rows where states share them, else of a span
+  float* dk_sum;
+  float* dread;  ///< of a span and the row behind
+  float* dq;     ///< of a span
+  float* dkeys;
+  double* gate_sums;
 
-  DeltaRowMemory(const IsaEntry& isa, const LinearProblem& problem, WorkspaceCursor& cursor) {
+  DeltaStateMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
+                   WorkspaceCursor& cursor) {
     const RecurrentKernels& kernels = isa.linear->recurrent;
     const int64_t rows = problem.max_seqlen;
-    const int64_t keys = strip_columns(kernels, problem.head_dim);
-    const int64_t values = strip_columns(kernels, problem.head_dim_v);
-    read = cursor.take<float>(rows * values);
-    dread = cursor.take<float>(rows * values);
-    dq = cursor.take<float>(rows * keys);
-    dkeys = cursor.take<float>(rows * keys);
+    const int64_t span = std::min(rows, kSpanChunks * max_rows);
+    const int64_t ld_k = strip_columns(kernels, problem.head_dim);
+    const int64_t ld_v = strip_columns(kernels, problem.head_dim_v);
+    const int64_t by_keys = problem.head_dim_v * ld_k;
+    read = cursor.take<float>(rows * ld_v);
+    states = cursor.take<float>((ceil_div(rows, max_rows) + 1) * by_keys);
+    values = cursor.take<float>(problem.head_dim * ld_v);
+    dstate = cursor.take<float>(by_keys);
+    passing = cursor.take<double>(ld_k);
+    dread = cursor.take<float>((span + 1) * ld_v);
+    dq = cursor.take<float>(span * ld_k);
+    dkeys = cursor.take<float>(span * ld_k);
     const bool is_shared = problem.states_a_key() > 1;
-    dq_sum = is_shared ? cursor.take<float>(rows * keys) : dq;
-    dk_sum = is_shared ? cursor.take<float>(rows * keys) : dkeys;
-    gate_sums = cursor.take<double>(rows * (keys / kernels.strip_width));
-    passing = cursor.take<double>(keys);
+    dq_sum = is_shared ? cursor.take<float>(rows * ld_k) : dq;
+    dk_sum = is_shared ? cursor.take<float>(rows * ld_k) : dkeys;
+    gate_sums = cursor.take<double>(span * (ld_k / kernels.strip_width));
   }
 };
 
-/// What a worker needs to go over some strips of one state.
-struct DeltaStripMemory {
-  float* state;   ///< strips
-  float* dstate;  ///< of key passes; those of value passes have one at a time
-  float* rows;    ///< by rows, on the way from and to the caller; for all states of a worker
+/// What a worker needs for a chunk of any state.
+struct DeltaScratch {
+  float* rows;  ///< a state by rows, on the way from and to the caller
   float* transposed_rows;
-  char* scratch;
+  char* chunk;
+
+  DeltaScratch(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
+               WorkspaceCursor& cursor) {
+    const RecurrentKernels& kernels = isa.linear->recurrent;
+    rows = cursor.take<float>(problem.head_dim * strip_columns(kernels, problem.head_dim_v));
+    transposed_rows =
+        cursor.take<float>(problem.head_dim_v * strip_columns(kernels, problem.head_dim));
+    chunk = cursor.take<char>(
+        kernels.delta_bwd.scratch_bytes(max_rows, problem.head_dim, problem.head_dim_v));
+  }
 };
 
-/// What one of `num_workers` workers needs for the states of a task.
+/// What one worker needs for the states of a task.
 struct DeltaBwdMemory {
-  std::vector<DeltaRowMemory> rows;
-  std::vector<DeltaStripMemory> strips;
+  DeltaScratch scratch;
+  DeltaStateMemory state;
 
   DeltaBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
-                 WorkspaceCursor& cursor, int64_t num_workers = 2) {
-    const RecurrentKernels& kernels = isa.linear->recurrent;
-    const int64_t by_keys = problem.head_dim_v * strip_columns(kernels, problem.head_dim);
-    const int64_t by_values = problem.head_dim * strip_columns(kernels, problem.head_dim_v);
-    DeltaStripMemory shared{};
-    shared.rows = cursor.take<float>(by_values);
-    shared.transposed_rows = cursor.take<float>(by_keys);
-    shared.scratch = cursor.take<char>(
-        kernels.delta_bwd.scratch_bytes(max_rows, problem.head_dim, problem.head_dim_v));
-    for (int64_t n = 0; n < max_key_group(problem, num_workers); ++n) {
-      rows.emplace_back(isa, problem, cursor);
-      strips.push_back(shared);
-      strips.back().state = cursor.take<float>(std::max(by_keys, by_values));
-      strips.back().dstate = cursor.take<float>(by_keys);
-    }
-  }
+                 WorkspaceCursor& cursor)
+      : scratch(isa, problem, max_rows, cursor), state(isa, problem, max_rows, cursor) {}
 };
 
 /// One state of one sequence.
@@ -95,7 +85,7 @@ class DeltaBwdState {
  public:
   DeltaBwdState(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                 const LinearArgs& args, const LinearSequence& sequence, int64_t head,
-                const DeltaRowMemory& memory)
+                const DeltaStateMemory& memory)
       : kernels_(isa.linear->recurrent),
         problem_(problem),
         args_(args),
@@ -108,45 +98,68 @@ class DeltaBwdState {
 
   StripRange value_strips() const { return {0, ld_v_ / kernels_.strip_width}; }
   StripRange key_strips() const { return {0, ld_k_ / kernels_.strip_width}; }
+  int64_t num_chunks() const { return ceil_div(sequence_.length, max_rows_); }
 
-  void begin_values(const StripRange& strips, const DeltaStripMemory& memory) const {
-    load_values(args_.initial_states.state, strips, memory);
+  void begin_values(const StripRange& strips, const DeltaScratch& scratch) const {
+    load_values(args_.initial_states.state, strips, scratch);
   }
-  void turn_values_back(const StripRange& strips, const DeltaStripMemory& memory) const {
-    load_values(args_.dfinal_states.state, strips, memory);
+  void turn_values_back(const StripRange& strips, const DeltaScratch& scratch) const {
+    load_values(args_.dfinal_states.state, strips, scratch);
   }
-  void end_values(const StripRange& strips, const DeltaStripMemory& memory) const {
+  void end_values(const StripRange& strips, const DeltaScratch& scratch) const {
     const int64_t first = strips.first * kernels_.strip_width;
-    kernels_.store_strips(memory.state, problem_.head_dim, problem_.head_dim_v, strips.first,
-                          strips.count, memory.rows, ld_v_);
+    kernels_.store_strips(memory_.values + first * problem_.head_dim, problem_.head_dim,
+                          problem_.head_dim_v, strips.first, strips.count, scratch.rows, ld_v_);
     store_state_columns(args_.dinitial_states.state, sequence_.batch_idx, head_, first,
                         std::min(strips.count * kernels_.strip_width, problem_.head_dim_v - first),
-                        ld_v_, memory.rows + first);
+                        ld_v_, scratch.rows + first);
   }
 
-  void begin_keys(const StripRange& strips, const DeltaStripMemory& memory) const {
-    load_keys(args_.initial_states.state, strips, memory, memory.state);
+  /// After all chunks forward.
+  void turn_keys_back(const StripRange& strips, const DeltaScratch& scratch) const {
+    load_keys(args_.initial_states.state, strips, scratch, state_before(0));
+    load_keys(args_.dfinal_states.state, strips, scratch, memory_.dstate);
+    DeltaBwdChunk chunk = make_chunk(0, 0, strips, scratch);
+    chunk.state = state_before(num_chunks());
+    kernels_.delta_bwd.state_dots(chunk);
   }
-  void turn_keys_back(const StripRange& strips, const DeltaStripMemory& memory) const {
-    load_keys(args_.dfinal_states.state, strips, memory, memory.dstate);
-    kernels_.delta_bwd.state_dots(make_chunk(0, strips, memory.dstate, memory), memory.state,
-                                  memory.dstate);
+
+  /// Before chunks [begin, end) back: what they need of the row behind them.
+  void begin_span(int64_t begin, int64_t end) const {
+    if (end == num_chunks()) return;
+    std::copy_n(memory_.dread, ld_v_, memory_.dread + (end - begin) * max_rows_ * ld_v_);
   }
 
   /// Chunk n of what is left, once all strips are done.
-  void finish_state(int64_t n, const DeltaStripMemory& memory) const {
-    kernels_.delta_bwd.finish_state(make_chunk(n, {0, 0}, nullptr, memory));
+  void finish_chunk(int64_t n, int64_t span_chunk, const DeltaScratch& scratch) const {
+    const DeltaBwdChunk chunk = make_chunk(n, span_chunk, {0, 0}, scratch);
+    kernels_.delta_bwd.finish_state(chunk);
+    // The last state that shares the key head has all sums.
+    if ((head_ + 1) % problem_.states_a_key() == 0) kernels_.delta_bwd.finish_keys(chunk);
   }
-  /// Likewise, of the last state that shares the key head.
-  void finish_keys(int64_t n, const DeltaStripMemory& memory) const {
-    kernels_.delta_bwd.finish_keys(make_chunk(n, {0, 0}, nullptr, memory));
-  }
-  int64_t num_chunks() const { return ceil_div(sequence_.length, max_rows_); }
 
-  /// Chunk n as a pass over `state` takes it.
-  DeltaBwdChunk make_chunk(int64_t n, const StripRange& strips, float* state,
-                           const DeltaStripMemory& memory) const {
+  void values_forward(DeltaBwdChunk& chunk) const {
+    chunk.state = memory_.values;
+    kernels_.delta_bwd.values_forward(chunk);
+  }
+  void values_backward(DeltaBwdChunk& chunk) const {
+    chunk.state = memory_.values;
+    kernels_.delta_bwd.values_backward(chunk);
+  }
+  /// `is_packed`: right after values_backward of the same chunk, with the same scratch.
+  void keys_backward(int64_t n, DeltaBwdChunk& chunk, bool is_packed) const {
+    chunk.state = state_before(n);
+    chunk.is_packed = is_packed;
+    kernels_.delta_bwd.keys_backward(chunk);
+  }
+
+  /// Chunk n, of a span chunk `span_chunk`, as a pass over some strips takes it, but for the state.
+  DeltaBwdChunk make_chunk(int64_t n, int64_t span_chunk, const StripRange& strips,
+                           const DeltaScratch& scratch) const {
     const int64_t begin = n * max_rows_;
+    const int64_t row = span_chunk * max_rows_;
+    const bool is_shared = problem_.states_a_key() > 1;
+    const int64_t sum_row = is_shared ? begin : row;
     const LinearTensors& in = args_.inputs;
     const LinearTensors& gradients = args_.gradients;
     const int64_t key_head = problem_.key_head_of(head_);
@@ -173,14 +186,15 @@ class DeltaBwdState {
     chunk.beta = own(in.beta);
     chunk.a = own(in.a);
     chunk.b = own(in.b);
-    chunk.state = state;
+    chunk.state_behind = state_before(n + 1);
+    chunk.dstate = memory_.dstate;
     chunk.read = memory_.read + begin * ld_v_;
-    chunk.dread = memory_.dread + begin * ld_v_;
-    chunk.dq = memory_.dq + begin * ld_k_;
-    chunk.dkeys = memory_.dkeys + begin * ld_k_;
-    chunk.dq_sum = memory_.dq_sum + begin * ld_k_;
-    chunk.dk_sum = memory_.dk_sum + begin * ld_k_;
-    chunk.gate_sums = memory_.gate_sums + begin * (ld_k_ / kernels_.strip_width);
+    chunk.dread = memory_.dread + row * ld_v_;
+    chunk.dq = memory_.dq + row * ld_k_;
+    chunk.dkeys = memory_.dkeys + row * ld_k_;
+    chunk.dq_sum = memory_.dq_sum + sum_row * ld_k_;
+    chunk.dk_sum = memory_.dk_sum + sum_row * ld_k_;
+    chunk.gate_sums = memory_.gate_sums + row * (ld_k_ / kernels_.strip_width);
     chunk.passing = memory_.passing;
     chunk.dq_rows = rows(gradients.q, problem_.query_head_of(head_), begin);
     chunk.dk_rows = rows(gradients.k, key_head, begin);
@@ -189,7 +203,7 @@ class DeltaBwdState {
     chunk.dbeta_rows = own(gradients.beta);
     chunk.da_rows = own(gradients.a);
     chunk.db_rows = own(gradients.b);
-    chunk.scratch = memory.scratch;
+    chunk.scratch = scratch.chunk;
     return chunk;
   }
 
@@ -200,22 +214,28 @@ class DeltaBwdState {
     load_state_columns(tensor, sequence_.batch_idx, head_, 0, problem_.head_dim_v, ld_v_, rows);
   }
   void load_values(const TensorView& tensor, const StripRange& strips,
-                   const DeltaStripMemory& memory) const {
-    load_rows(tensor, memory.rows);
-    kernels_.load_strips(memory.rows, ld_v_, problem_.head_dim, problem_.head_dim_v, strips.first,
-                         strips.count, memory.state);
+                   const DeltaScratch& scratch) const {
+    load_rows(tensor, scratch.rows);
+    kernels_.load_strips(scratch.rows, ld_v_, problem_.head_dim, problem_.head_dim_v, strips.first,
+                         strips.count,
+                         memory_.values + strips.first * kernels_.strip_width * problem_.head_dim);
   }
-  void load_keys(const TensorView& tensor, const StripRange& strips, const DeltaStripMemory& memory,
+  void load_keys(const TensorView& tensor, const StripRange& strips, const DeltaScratch& scratch,
                  float* to) const {
-    load_rows(tensor, memory.rows);
+    load_rows(tensor, scratch.rows);
     for (int64_t j = 0; j < problem_.head_dim_v; ++j) {
       for (int64_t i = 0; i < problem_.head_dim; ++i) {
-        memory.transposed_rows[j * ld_k_ + i] = memory.rows[i * ld_v_ + j];
+        scratch.transposed_rows[j * ld_k_ + i] = scratch.rows[i * ld_v_ + j];
       }
     }
-    kernels_.load_strips(memory.transposed_rows, ld_k_, problem_.head_dim_v, problem_.head_dim,
-                         strips.first, strips.count, to);
+    kernels_.load_strips(scratch.transposed_rows, ld_k_, problem_.head_dim_v, problem_.head_dim,
+                         strips.first, strips.count,
+                         to + strips.first * kernels_.strip_width * problem_.head_dim_v);
   }
+
+  /// Key strips of the state before chunk n, but for the sequence's first state without what the
+  /// row before it adds.
+  float* state_before(int64_t n) const { return memory_.states + n * problem_.head_dim_v * ld_k_; }
 
   ChunkRows rows(const TensorView& tensor, int64_t head, int64_t begin) const {
     return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
@@ -228,73 +248,62 @@ class DeltaBwdState {
   int64_t head_;
   int64_t max_rows_;
   int64_t ld_k_, ld_v_;
-  const DeltaRowMemory& memory_;
+  const DeltaStateMemory& memory_;
 };
 
-/// A state and what a worker goes over it with.
-struct DeltaMember {
-  DeltaBwdState state;
-  DeltaStripMemory memory;
+/// Chunks [begin, end) of some strips.
+struct DeltaSpan {
+  int64_t begin, end;
+  bool is_back;
+  bool is_kept;  ///< else each chunk has the place of the first in what is kept of a span
+  StripRange strips;
 };
 
-/// Calls visit(member, n, chunk) for all chunks of some strips of states of one sequence, a chunk
-/// of each in turn, each told which one follows; over gradients in the key passes back.
+/// Calls visit(n, chunk) for the chunks of a span of a state, each told which one follows.
 template <class Visit>
-void for_each_turn(std::span<const DeltaMember> members, const StripRange& strips, bool is_back,
-                   bool is_dstate, const Visit& visit) {
-  const auto count = static_cast<int64_t>(members.size());
-  const int64_t num_chunks = members[0].state.num_chunks();
-  const auto chunk_idx = [&](int64_t turn) {
-    return is_back ? num_chunks - 1 - turn / count : turn / count;
+void for_each_chunk(const DeltaBwdState& state, const DeltaSpan& span, const DeltaScratch& scratch,
+                    const Visit& visit) {
+  const int64_t step = span.is_back ? -1 : 1;
+  const auto chunk_at = [&](int64_t n) {
+    return state.make_chunk(n, span.is_kept ? n - span.begin : 0, span.strips, scratch);
   };
-  const auto chunk_at = [&](int64_t turn) {
-    const DeltaMember& member = members[static_cast<size_t>(turn % count)];
-    float* const state = is_dstate ? member.memory.dstate : member.memory.state;
-    return member.state.make_chunk(chunk_idx(turn), strips, state, member.memory);
-  };
-  for (int64_t turn = 0; turn < num_chunks * count; ++turn) {
-    DeltaBwdChunk chunk = chunk_at(turn);
+  const auto is_in_span = [&](int64_t n) { return n >= span.begin && n < span.end; };
+  for (int64_t n = span.is_back ? span.end - 1 : span.begin; is_in_span(n); n += step) {
+    DeltaBwdChunk chunk = chunk_at(n);
     DeltaBwdChunk next{};
-    if (turn + 1 < num_chunks * count) {
-      next = chunk_at(turn + 1);
+    if (is_in_span(n + step)) {
+      next = chunk_at(n + step);
       chunk.next = &next;
     }
-    visit(members[static_cast<size_t>(turn % count)], chunk_idx(turn), chunk);
+    visit(n, chunk);
   }
 }
 
-/// What each row reads of the states, and what it owes their gradients.
-void run_values(const DeltaBwdKernels& kernels, std::span<const DeltaMember> members,
-                const StripRange& strips) {
-  for (const DeltaMember& member : members) member.state.begin_values(strips, member.memory);
-  for_each_turn(members, strips, /*is_back=*/false, /*is_dstate=*/false,
-                [&](const DeltaMember&, int64_t, const DeltaBwdChunk& chunk) {
-                  kernels.values_forward(chunk);
-                });
-  for (const DeltaMember& member : members) member.state.turn_values_back(strips, member.memory);
-  for_each_turn(members, strips, /*is_back=*/true, /*is_dstate=*/false,
-                [&](const DeltaMember&, int64_t, const DeltaBwdChunk& chunk) {
-                  kernels.values_backward(chunk);
-                });
-  for (const DeltaMember& member : members) member.state.end_values(strips, member.memory);
+/// What the corrections of all rows read, and states before chunks.
+void run_forward(const DeltaBwdState& state, const StripRange& strips,
+                 const DeltaScratch& scratch) {
+  state.begin_values(strips, scratch);
+  const DeltaSpan span{0, state.num_chunks(), /*is_back=*/false, /*is_kept=*/false, strips};
+  for_each_chunk(state, span, scratch,
+                 [&](int64_t, DeltaBwdChunk& chunk) { state.values_forward(chunk); });
+  state.turn_values_back(strips, scratch);
 }
 
-/// Gradients of keys, queries and decays; after all of run_values. Calls behind(member, n) after
-/// the last pass over chunk n.
-template <class Behind>
-void run_keys(const DeltaBwdKernels& kernels, std::span<const DeltaMember> members,
-              const StripRange& strips, const Behind& behind) {
-  for (const DeltaMember& member : members) member.state.begin_keys(strips, member.memory);
-  for_each_turn(members, strips, /*is_back=*/false, /*is_dstate=*/false,
-                [&](const DeltaMember&, int64_t, const DeltaBwdChunk& chunk) {
-                  kernels.keys_forward(chunk);
-                });
-  for (const DeltaMember& member : members) member.state.turn_keys_back(strips, member.memory);
-  for_each_turn(members, strips, /*is_back=*/true, /*is_dstate=*/true,
-                [&](const DeltaMember& member, int64_t n, const DeltaBwdChunk& chunk) {
-                  kernels.keys_backward(chunk);
-                  behind(member, n);
-                });
+/// All of a state by one worker.
+void run_state(const DeltaBwdState& state, const DeltaScratch& scratch) {
+  const StripRange values = state.value_strips();
+  const StripRange keys = state.key_strips();
+  run_forward(state, values, scratch);
+  state.turn_keys_back(keys, scratch);
+  const DeltaSpan span{0, state.num_chunks(), /*is_back=*/true, /*is_kept=*/false, values};
+  for_each_chunk(state, span, scratch, [&](int64_t n, DeltaBwdChunk& chunk) {
+    state.begin_span(n, n + 1);
+    state.values_backward(chunk);
+    chunk.num_strips = keys.count;
+    state.keys_backward(n, chunk, /*is_packed=*/true);
+    state.finish_chunk(n, 0, scratch);
+  });
+  state.end_values(values, scratch);
 }
 
 /// How a launch goes through key heads: each by one worker, or all workers on one.
@@ -314,83 +323,79 @@ class DeltaBwdLaunch {
     const int64_t num_keys = problem_.batch_size * problem_.num_key_heads;
     const int64_t num_workers = num_workers_of(context_);
     if (num_workers == 1 || num_keys >= 2 * num_workers) {
-      const int64_t group = std::clamp<int64_t>(num_keys / (2 * num_workers), 1,
-                                                max_key_group(problem_, num_workers));
-      const int64_t groups = ceil_div(problem_.num_key_heads, group);
-      parallel_for(context_, problem_.batch_size * groups, [&](int64_t task, int worker) {
-        const int64_t first = task % groups * group;
-        const int64_t count = std::min(group, problem_.num_key_heads - first);
-        run_key_heads(task / groups, first, count, worker);
+      parallel_for(context_, num_keys, [&](int64_t key, int worker) {
+        const DeltaBwdMemory memory = memory_of(worker);
+        for_each_state(key, memory,
+                       [&](const DeltaBwdState& state) { run_state(state, memory.scratch); });
       });
       return;
     }
-    for (int64_t key = 0; key < num_keys; ++key) run_key_together(key, num_workers);
+    for (int64_t key = 0; key < num_keys; ++key) {
+      for_each_state(key, memory_of(0), [&](const DeltaBwdState& state) { run_together(state); });
+    }
   }
 
  private:
   DeltaBwdMemory memory_of(int64_t worker) const {
     WorkspaceCursor cursor(memory_ + worker * plan_.bytes_a_worker);
-    return {isa_, problem_, plan_.chunk_size, cursor, num_workers_of(context_)};
-  }
-  const DeltaBwdKernels& kernels() const { return isa_.linear->recurrent.delta_bwd; }
-
-  DeltaBwdState state_of(int64_t sequence, int64_t head, const DeltaRowMemory& rows) const {
-    return {isa_, problem_, plan_, args_, sequences_[static_cast<size_t>(sequence)], head, rows};
+    return {isa_, problem_, plan_.chunk_size, cursor};
   }
 
-  /// Neighbouring key heads, by one worker: state n of each in turn.
-  void run_key_heads(int64_t sequence, int64_t first, int64_t count, int64_t worker) const {
-    const DeltaBwdMemory memory = memory_of(worker);
+  /// Calls body(state) for the states that read a key head of a sequence, one after the other.
+  template <class Body>
+  void for_each_state(int64_t key, const DeltaBwdMemory& memory, const Body& body) const {
+    const LinearSequence& sequence = sequences_[static_cast<size_t>(key / problem_.num_key_heads)];
     const int64_t num_states = problem_.states_a_key();
-    for (int64_t n = 0; n < num_states; ++n) {
-      std::vector<DeltaMember> members;
-      for (int64_t i = 0; i < count; ++i) {
-        const auto own = static_cast<size_t>(i);
-        members.push_back({state_of(sequence, (first + i) * num_states + n, memory.rows[own]),
-                           memory.strips[own]});
-      }
-      const DeltaBwdState& any = members[0].state;
-      run_values(kernels(), members, any.value_strips());
-      run_keys(kernels(), members, any.key_strips(), [&](const DeltaMember& member, int64_t chunk) {
-        member.state.finish_state(chunk, member.memory);
-        if (n + 1 == num_states) member.state.finish_keys(chunk, member.memory);
-      });
+    const int64_t first = key % problem_.num_key_heads * num_states;
+    for (int64_t head = first; head < first + num_states; ++head) {
+      body(DeltaBwdState(isa_, problem_, plan_, args_, sequence, head, memory.state));
     }
   }
 
-  /// Calls body(strips, member) for parts of some strips of a state.
+  /// Calls body(strips, scratch) for parts of some strips of a state.
   template <class Body>
-  void for_each_part(const DeltaBwdState& state, const StripRange& strips, int64_t num_workers,
-                     const Body& body) const {
-    const int64_t count = ceil_div(strips.count, num_workers);
+  void for_each_part(const StripRange& strips, const Body& body) const {
+    const int64_t count = ceil_div(strips.count, num_workers_of(context_));
     parallel_for(context_, ceil_div(strips.count, count), [&](int64_t part, int worker) {
-      const int64_t first = strips.first + part * count;
-      const int64_t end = strips.first + strips.count;
-      const DeltaMember member{state, memory_of(worker).strips[0]};
-      body(StripRange{first, std::min(count, end - first)}, member);
+      const int64_t first = part * count;
+      body(StripRange{first, std::min(count, strips.count - first)}, memory_of(worker).scratch);
     });
   }
 
-  void run_key_together(int64_t key, int64_t num_workers) const {
-    const DeltaBwdMemory shared = memory_of(0);
-    const int64_t num_states = problem_.states_a_key();
-    for (int64_t n = 0; n < num_states; ++n) {
-      const int64_t head = key % problem_.num_key_heads * num_states + n;
-      const DeltaBwdState state = state_of(key / problem_.num_key_heads, head, shared.rows[0]);
-      for_each_part(state, state.value_strips(), num_workers,
-                    [&](const StripRange& strips, const DeltaMember& member) {
-                      run_values(kernels(), {&member, 1}, strips);
-                    });
-      for_each_part(state, state.key_strips(), num_workers,
-                    [&](const StripRange& strips, const DeltaMember& member) {
-                      run_keys(kernels(), {&member, 1}, strips, [](const DeltaMember&, int64_t) {});
-                    });
-      parallel_for(context_, state.num_chunks(), [&](int64_t chunk, int worker) {
-        const DeltaStripMemory memory = memory_of(worker).strips[0];
-        state.finish_state(chunk, memory);
-        if (n + 1 == num_states) state.finish_keys(chunk, memory);
-      });
+  /// One state by all workers.
+  void run_together(const DeltaBwdState& state) const {
+    for_each_part(state.value_strips(), [&](const StripRange& strips, const DeltaScratch& scratch) {
+      run_forward(state, strips, scratch);
+    });
+    for_each_part(state.key_strips(), [&](const StripRange& strips, const DeltaScratch& scratch) {
+      state.turn_keys_back(strips, scratch);
+    });
+    for (int64_t end = state.num_chunks(); end > 0; end -= kSpanChunks) {
+      run_span_together(state, std::max<int64_t>(0, end - kSpanChunks), end);
     }
+    for_each_part(state.value_strips(), [&](const StripRange& strips, const DeltaScratch& scratch) {
+      state.end_values(strips, scratch);
+    });
+  }
+
+  /// Chunks [begin, end) back.
+  void run_span_together(const DeltaBwdState& state, int64_t begin, int64_t end) const {
+    state.begin_span(begin, end);
+    const auto span_of = [&](const StripRange& strips) {
+      return DeltaSpan{begin, end, /*is_back=*/true, /*is_kept=*/true, strips};
+    };
+    for_each_part(state.value_strips(), [&](const StripRange& strips, const DeltaScratch& scratch) {
+      for_each_chunk(state, span_of(strips), scratch,
+                     [&](int64_t, DeltaBwdChunk& chunk) { state.values_backward(chunk); });
+    });
+    for_each_part(state.key_strips(), [&](const StripRange& strips, const DeltaScratch& scratch) {
+      for_each_chunk(state, span_of(strips), scratch, [&](int64_t n, DeltaBwdChunk& chunk) {
+        state.keys_backward(n, chunk, /*is_packed=*/false);
+      });
+    });
+    parallel_for(context_, end - begin, [&](int64_t n, int worker) {
+      state.finish_chunk(begin + n, n, memory_of(worker).scratch);
+    });
   }
 
   const IsaEntry& isa_;
@@ -405,13 +410,7 @@ class DeltaBwdLaunch {
 }  // namespace
 
 LinearPlan plan_delta_rows_bwd(const IsaEntry& isa, const LinearProblem& problem) {
-  LinearPlan plan = plan_states<DeltaBwdMemory>(isa, problem);
-  if (plan.num_tasks == 0) return plan;
-  // One worker may keep more than each of several.
-  WorkspaceCursor cursor;
-  DeltaBwdMemory(isa, problem, plan.chunk_size, cursor, 1);
-  plan.bytes = cursor.used() - plan.bytes_a_worker;
-  return plan;
+  return plan_states<DeltaBwdMemory>(isa, problem, chunk_rows_of(problem));
 }
 
 void launch_delta_rows_bwd(const IsaEntry& isa, const LinearProblem& problem,

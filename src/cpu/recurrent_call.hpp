@@ -29,10 +29,11 @@ std::vector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args
 
 /// A plan with one task for each state of each sequence; `Memory` is what a worker takes.
 template <class Memory>
-LinearPlan plan_states(const IsaEntry& isa, const LinearProblem& problem) {
+LinearPlan plan_states(const IsaEntry& isa, const LinearProblem& problem,
+                       int64_t max_rows = kRecurrentRows) {
   LinearPlan plan;
   plan.implementation = isa_name(isa.isa);
-  plan.chunk_size = std::clamp<int64_t>(problem.max_seqlen, 1, kRecurrentRows);
+  plan.chunk_size = std::clamp<int64_t>(problem.max_seqlen, 1, max_rows);
   plan.num_tasks = problem.batch_size * problem.num_state_heads;
   if (plan.num_tasks == 0) return plan;
   WorkspaceCursor cursor;

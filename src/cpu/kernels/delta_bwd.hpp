@@ -15,6 +15,10 @@
 // products, so that sums over value dimensions take strips of key dimensions of the transposed
 // state: dq and R dv or da forward, then dk and db backward.
 //
+// r or x are found for all rows first, and the state behind each chunk is kept, transposed and
+// without what the chunk's last row adds. Then all else is done a chunk at a time, the last one
+// first, so that what a chunk needs is packed once and stays in a cache.
+//
 // The gradient of a decay is the row sum of R times the gradient of R. It is that of the next row,
 // plus what q and the next row's a read of R, minus what k and b were written to of the gradient
 // without this row's q and the next row's a, minus k (R dv)', carried from row to row in double.
@@ -226,8 +230,7 @@ inline void scale_corrections(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
 }
 
 /// The inputs of the chunk that a pass takes next.
-inline RowPrefetch delta_prefetch(const DeltaBwdChunk& c, bool with_q, bool with_v,
-                                  bool with_dout) {
+inline RowPrefetch delta_prefetch(const DeltaBwdChunk& c, bool is_back) {
   RowPrefetch prefetch;
   const DeltaBwdChunk* next = c.next;
   if (next == nullptr) return prefetch;
@@ -238,34 +241,58 @@ inline RowPrefetch delta_prefetch(const DeltaBwdChunk& c, bool with_q, bool with
   if (c.is_vector_gate) add_inputs(next->g, c.head_dim);
   add_inputs(next->a, c.head_dim);
   add_inputs(next->b, c.head_dim);
-  if (with_q) add_inputs(next->q, c.head_dim);
-  if (with_v) add_inputs(next->v, c.head_dim_v);
-  if (with_dout) add_inputs(next->dout, c.head_dim_v);
+  if (!is_back || c.is_low_rank) add_inputs(next->v, c.head_dim_v);
+  if (!is_back) return prefetch;
+  add_inputs(next->q, c.head_dim);
+  add_inputs(next->dout, c.head_dim_v);
   return prefetch;
-}
-
-/// Calls body(column, num_vecs, state) for each strip of `dim` columns.
-template <class Body>
-FLASHTILE_INLINE void for_each_strip(const DeltaBwdChunk& c, int64_t dim, int64_t depth,
-                                     const Body& body) {
-  for (int64_t n = 0; n < c.num_strips; ++n) {
-    const int64_t column = (c.first_strip + n) * kStripWidth;
-    const int64_t width = dim - column < kStripWidth ? dim - column : kStripWidth;
-    body(column, padded(width) / kLanes, c.state + n * depth * kStripWidth);
-  }
 }
 
 inline int64_t columns_left(int64_t dim, int64_t column) {
   return dim - column < kStripWidth ? dim - column : kStripWidth;
 }
 
-/// Forward over value strips: what the correction of each row reads.
+/// Calls body(column, num_vecs, offset) for each strip of `dim` columns, that many floats into
+/// strips of `depth` rows.
+template <class Body>
+FLASHTILE_INLINE void for_each_strip(const DeltaBwdChunk& c, int64_t dim, int64_t depth,
+                                     const Body& body) {
+  for (int64_t n = c.first_strip; n < c.first_strip + c.num_strips; ++n) {
+    const int64_t column = n * kStripWidth;
+    body(column, padded(columns_left(dim, column)) / kLanes, n * depth * kStripWidth);
+  }
+}
+
+/// A strip of value dimensions, each row times its decay, to strips of key dimensions. What is
+/// decayed by exactly 0 becomes 0.
+inline void keep_transposed(const DeltaBwdChunk& c, int64_t column, int64_t num_vecs,
+                            const float* decay, const float* state, float* kept) {
+  for (int64_t i = 0; i < c.head_dim; i += kLanes) {
+    float* strip = kept + i / kStripWidth * c.head_dim_v * kStripWidth + i % kStripWidth;
+    for (int64_t n = 0; n < num_vecs; ++n) {
+      const int64_t at = column + n * kLanes;
+      Vu block[kLanes];
+      for (int64_t r = 0; r < kLanes; ++r) {
+        const bool is_kept = i + r < c.head_dim && decay[i + r] != 0;
+        const float* row = state + (i + r) * kStripWidth + n * kLanes;
+        block[r] = as_vu(is_kept ? load(row) * broadcast(decay[i + r]) : zero());
+      }
+      transpose(block);
+      for (int64_t r = 0; r < kLanes && at + r < c.head_dim_v; ++r) {
+        store(strip + (at + r) * kStripWidth, as_vf(block[r]));
+      }
+    }
+  }
+}
+
+/// Forward over value strips: what the correction of each row reads, and the state behind.
 inline void delta_values_forward(const DeltaBwdChunk& c) {
   DeltaBwdInputs in = pack_delta_keys(c);
   pack_delta_values(c.v, c, in.v, in.ld_v);
-  RowPrefetch prefetch = delta_prefetch(c, false, true, false);
+  RowPrefetch prefetch = delta_prefetch(c, /*is_back=*/false);
   spread_prefetch(c.num_strips * c.rows, &prefetch);
-  for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, float* state) {
+  for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, int64_t from) {
+    float* state = c.state + from;
     float sum[kStripWidth];
     strip_read(num_vecs, c.head_dim, in.correction, state, sum);
     for (int64_t t = 0; t < c.rows; ++t) {
@@ -283,6 +310,9 @@ inline void delta_values_forward(const DeltaBwdChunk& c) {
         const Vf read = c.is_low_rank ? x : load(in.v + at_v + j) + x;
         store(c.read + at_v + j, read);
         if (!c.is_low_rank) store(in.written + at_v + j, broadcast(in.beta[t]) * read);
+      }
+      if (t + 1 == c.rows) {
+        keep_transposed(c, column, num_vecs, in.decay + at, state, c.state_behind);
       }
       const float* next = in.correction + (t + 1 < c.rows ? t + 1 : t) * in.ld_k;
       DeltaStripRow r{};
@@ -304,6 +334,38 @@ inline void delta_values_forward(const DeltaBwdChunk& c) {
   });
 }
 
+/// What the row before the chunk adds: its k, and of low rank b and v. The delta rule's v is beta
+/// r.
+inline void pack_row_before(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
+  if (c.begins_sequence) return;
+  const auto pack = [](ChunkRows rows, int64_t dim, float* to, int64_t ld) {
+    rows.data -= rows.row_stride;
+    pack_chunk_rows(rows, 1, dim, 1.0f, to, ld);
+  };
+  pack(c.k, c.head_dim, in.k_before, in.ld_k);
+  if (c.is_low_rank) {
+    pack(c.b, c.head_dim, in.b_before, in.ld_k);
+    pack(c.v, c.head_dim_v, in.v_before, in.ld_v);
+    return;
+  }
+  if (c.normalizes) normalize_rows(1, c.head_dim, 1.0f, in.k_before, in.ld_k);
+  float beta = 0;
+  pack(c.beta, 1, &beta, 1);
+  for (int64_t j = 0; j < c.head_dim_v; j += kLanes) {
+    store(in.v_before + j, broadcast(beta) * load(c.read - in.ld_v + j));
+  }
+}
+
+/// All that the passes back need but what they find.
+inline DeltaBwdInputs pack_delta_inputs(const DeltaBwdChunk& c) {
+  DeltaBwdInputs in = pack_delta_keys(c);
+  pack_delta_queries(c, in);
+  pack_delta_values(c.dout, c, in.dout, in.ld_v);
+  if (c.is_low_rank) pack_delta_values(c.v, c, in.v, in.ld_v);
+  pack_row_before(c, in);
+  return in;
+}
+
 /// What one row hands on to those before it: a decay, and a key times a value.
 struct DeltaPending {
   const float* decay;
@@ -313,16 +375,12 @@ struct DeltaPending {
 
 /// Backward over value strips: de, or dv and dx.
 inline void delta_values_backward(const DeltaBwdChunk& c) {
-  DeltaBwdInputs in = pack_delta_keys(c);
-  pack_delta_queries(c, in);
-  pack_delta_values(c.dout, c, in.dout, in.ld_v);
-  RowPrefetch prefetch = delta_prefetch(c, true, false, true);
-  spread_prefetch(c.num_strips * c.rows, &prefetch);
-  for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, float* state) {
+  DeltaBwdInputs in = pack_delta_inputs(c);
+  for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, int64_t from) {
+    float* state = c.state + from;
     const DeltaPending none{in.ones, in.zeros, in.zeros};
     DeltaPending pending = none;
     for (int64_t t = c.rows - 1; t >= 0; --t) {
-      prefetch.step();
       const int64_t at = t * in.ld_k;
       const int64_t at_v = t * in.ld_v + column;
       DeltaStripRow r{};
@@ -364,52 +422,48 @@ inline const float* dread_behind(const DeltaBwdChunk& c, const DeltaBwdInputs& i
   return c.ends_sequence && t + 1 == c.rows ? nullptr : c.dread + (t + 1) * in.ld_v;
 }
 
-/// Forward over key strips: what queries read of the decayed state, for dq, and -R dv, or what the
-/// next row's a reads of it, for da.
-inline void delta_keys_forward(const DeltaBwdChunk& c) {
-  DeltaBwdInputs in = pack_delta_keys(c);
-  pack_delta_values(c.dout, c, in.dout, in.ld_v);
-  if (c.is_low_rank) pack_delta_values(c.v, c, in.v, in.ld_v);
-  scale_corrections(c, in);
-  RowPrefetch prefetch = delta_prefetch(c, false, c.is_low_rank, true);
-  spread_prefetch(c.num_strips * c.rows, &prefetch);
-  for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, float* state) {
-    if (c.is_low_rank && c.begins_sequence) {
-      strip_read(num_vecs, c.head_dim_v, c.dread, state, c.dkeys + column);
+/// Forward over a key strip: what queries read of the decayed state, for dq, and -R dv, or what a
+/// reads, for da.
+inline void delta_keys_strip_forward(const DeltaBwdChunk& c, const DeltaBwdInputs& in,
+                                     int64_t column, int64_t num_vecs, float* state,
+                                     RowPrefetch* prefetch) {
+  if (c.is_low_rank) strip_read(num_vecs, c.head_dim_v, c.dread, state, c.dkeys + column);
+  if (!c.begins_sequence) {
+    const auto add = [&](const float* key, const float* value) {
+      decay_strip(num_vecs, c.head_dim_v, in.ones, true, key, value + column, false, state);
+    };
+    add(in.v_before, in.k_before);
+    if (c.is_low_rank) add(c.read - in.ld_v, in.b_before);
+  }
+  for (int64_t t = 0; t < c.rows; ++t) {
+    prefetch->step();
+    const int64_t at = t * in.ld_k + column;
+    const int64_t at_v = t * in.ld_v;
+    if (in.resets[t] != 0) clear_strip(num_vecs, c.head_dim_v, in.decay + at, true, state);
+    DeltaStripRow r{};
+    float read[kStripWidth];
+    r.depth = c.head_dim_v;
+    r.decay = in.decay + at;
+    r.key[0] = (c.is_low_rank ? in.v : in.written) + at_v;
+    r.value[0] = in.k + at;
+    r.query[0] = in.dout + at_v;
+    r.sum[0] = c.dq + at;
+    if (c.is_low_rank) {
+      const bool has_next = t + 1 < c.rows;
+      r.key[1] = in.written + at_v;
+      r.value[1] = in.b + at;
+      r.query[1] = has_next ? c.dread + at_v + in.ld_v : in.zeros;
+      r.sum[1] = has_next ? c.dkeys + at + in.ld_k : read;
+      delta_strip_row_of<0, 2, 2, true>(num_vecs, r, state);
+      continue;
     }
-    for (int64_t t = 0; t < c.rows; ++t) {
-      prefetch.step();
-      const int64_t at = t * in.ld_k + column;
-      const int64_t at_v = t * in.ld_v;
-      // The last state stays without its last row, as the first of the sums wants it.
-      const bool is_added = !c.ends_sequence || t + 1 < c.rows;
-      if (in.resets[t] != 0) clear_strip(num_vecs, c.head_dim_v, in.decay + at, true, state);
-      DeltaStripRow r{};
-      float read[kStripWidth];
-      r.depth = c.head_dim_v;
-      r.decay = in.decay + at;
-      r.query[0] = in.dout + at_v;
-      r.sum[0] = c.dq + at;
-      r.value[0] = is_added ? in.k + at : in.zeros;
-      if (c.is_low_rank) {
-        const float* behind = dread_behind(c, in, t);
-        r.key[0] = in.v + at_v;
-        r.key[1] = in.written + at_v;
-        r.value[1] = is_added ? in.b + at : in.zeros;
-        r.query[1] = behind != nullptr ? behind : in.zeros;
-        r.sum[1] = behind != nullptr ? c.dkeys + at + in.ld_k : read;
-        delta_strip_row_of<0, 2, 2, true>(num_vecs, r, state);
-        continue;
-      }
-      r.key[0] = in.written + at_v;
-      r.query[1] = in.dwritten + at_v;
-      r.sum[1] = read;
-      delta_strip_row_of<0, 1, 2, true>(num_vecs, r, state);
-      for (int64_t j = 0; j < num_vecs * kLanes; j += kLanes) {
-        store(c.dkeys + at + j, zero() - load(read + j));
-      }
+    r.query[1] = in.dwritten + at_v;
+    r.sum[1] = read;
+    delta_strip_row_of<0, 1, 2, true>(num_vecs, r, state);
+    for (int64_t j = 0; j < num_vecs * kLanes; j += kLanes) {
+      store(c.dkeys + at + j, zero() - load(read + j));
     }
-  });
+  }
 }
 
 /// False for the sequence's last row, which the state that sums begin with does not have.
@@ -532,89 +586,80 @@ inline void finish_delta_strip(const DeltaBwdChunk& c, const DeltaBwdInputs& in,
   }
 }
 
-/// k, b and v of the row before the chunk, whose own terms with the first row's a are in da.
-inline void pack_row_before(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
-  if (c.begins_sequence) return;
-  const auto pack = [](ChunkRows rows, int64_t dim, float* to, int64_t ld) {
-    rows.data -= rows.row_stride;
-    pack_chunk_rows(rows, 1, dim, 1.0f, to, ld);
-  };
-  pack(c.k, c.head_dim, in.k_before, in.ld_k);
-  pack(c.b, c.head_dim, in.b_before, in.ld_k);
-  pack(c.v, c.head_dim_v, in.v_before, in.ld_v);
+/// Backward over a key strip: dk and db.
+inline void delta_keys_strip_backward(const DeltaBwdChunk& c, const DeltaBwdInputs& in,
+                                      int64_t column, int64_t num_vecs, float* state,
+                                      RowPrefetch* prefetch) {
+  // The next row's decay and what it hands on; its a dx' stands behind what is read here.
+  const DeltaPending none{in.ones, in.zeros, in.zeros};
+  DeltaPending pending = none;
+  if (c.is_low_rank && !c.ends_sequence) {
+    pending.key = dread_behind(c, in, c.rows - 1);
+    pending.value = in.correction + c.rows * in.ld_k + column;
+  }
+  for (int64_t t = c.rows - 1; t >= 0; --t) {
+    prefetch->step();
+    const int64_t at = t * in.ld_k + column;
+    const int64_t at_v = t * in.ld_v;
+    DeltaStripRow r{};
+    r.depth = c.head_dim_v;
+    r.decay = pending.decay;
+    r.key[0] = pending.key;
+    r.value[0] = pending.value;
+    r.key[1] = in.dout + at_v;
+    r.value[1] = in.q + at;
+    r.sum[0] = in.dk + at;
+    if (c.is_low_rank) {
+      r.query[0] = in.v + at_v;
+      r.query[1] = in.written + at_v;
+      r.sum[1] = in.db + at;
+      delta_strip_row_of<0, 2, 2, true>(num_vecs, r, state);
+    } else {
+      r.query[0] = in.written + at_v;
+      delta_strip_row_of<1, 2, 1, true>(num_vecs, r, state);
+    }
+    pending = {in.decay + at, in.dwritten + at_v, in.correction + at};
+    if (t > 0 && in.resets[t] == 0) continue;
+    if (c.is_low_rank) {
+      decay_strip(num_vecs, c.head_dim_v, pending.decay, true, in.zeros, in.zeros, true, state);
+      pending.decay = in.ones;
+    } else {
+      decay_strip(num_vecs, c.head_dim_v, pending.decay, true, pending.key, pending.value, true,
+                  state);
+      pending = none;
+    }
+  }
 }
 
-/// Backward over key strips: dk, db and the gradient of decays.
+/// Over key strips: dq, dk, da, db and the gradient of decays.
 inline void delta_keys_backward(const DeltaBwdChunk& c) {
-  DeltaBwdInputs in = pack_delta_keys(c);
-  pack_delta_queries(c, in);
-  pack_delta_values(c.dout, c, in.dout, in.ld_v);
-  if (c.is_low_rank) {
-    pack_delta_values(c.v, c, in.v, in.ld_v);
-    pack_row_before(c, in);
-  }
+  DeltaBwdInputs in = c.is_packed ? DeltaBwdInputs(c.scratch, c.max_rows, c.head_dim, c.head_dim_v)
+                                  : pack_delta_inputs(c);
   scale_corrections(c, in);
-  RowPrefetch prefetch = delta_prefetch(c, true, c.is_low_rank, true);
+  RowPrefetch prefetch = delta_prefetch(c, /*is_back=*/true);
   prefetch_rows(c.dq_rows, 0, c.rows, c.head_dim, &prefetch);
   prefetch_rows(c.dk_rows, 0, c.rows, c.head_dim, &prefetch);
   if (!c.is_low_rank) prefetch_rows(c.dv_rows, 0, c.rows, c.head_dim_v, &prefetch);
-  spread_prefetch(c.num_strips * c.rows, &prefetch);
-  for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, float* state) {
-    // The next row's decay and what it hands on; its a dx' stands behind what is read here.
-    const DeltaPending none{in.ones, in.zeros, in.zeros};
-    DeltaPending pending = none;
-    if (c.is_low_rank && !c.ends_sequence) {
-      pending.key = dread_behind(c, in, c.rows - 1);
-      pending.value = in.correction + c.rows * in.ld_k + column;
-    }
-    for (int64_t t = c.rows - 1; t >= 0; --t) {
-      prefetch.step();
-      const int64_t at = t * in.ld_k + column;
-      const int64_t at_v = t * in.ld_v;
-      DeltaStripRow r{};
-      r.depth = c.head_dim_v;
-      r.decay = pending.decay;
-      r.key[0] = pending.key;
-      r.value[0] = pending.value;
-      r.key[1] = in.dout + at_v;
-      r.value[1] = in.q + at;
-      r.sum[0] = in.dk + at;
-      if (c.is_low_rank) {
-        r.query[0] = in.v + at_v;
-        r.query[1] = in.written + at_v;
-        r.sum[1] = in.db + at;
-        delta_strip_row_of<0, 2, 2, true>(num_vecs, r, state);
-      } else {
-        r.query[0] = in.written + at_v;
-        delta_strip_row_of<1, 2, 1, true>(num_vecs, r, state);
-      }
-      pending = {in.decay + at, in.dwritten + at_v, in.correction + at};
-      if (t > 0 && in.resets[t] == 0) continue;
-      if (c.is_low_rank) {
-        decay_strip(num_vecs, c.head_dim_v, pending.decay, true, in.zeros, in.zeros, true, state);
-        pending.decay = in.ones;
-      } else {
-        decay_strip(num_vecs, c.head_dim_v, pending.decay, true, pending.key, pending.value, true,
-                    state);
-        pending = none;
-      }
-    }
+  spread_prefetch(2 * c.num_strips * c.rows, &prefetch);
+  for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, int64_t at) {
+    delta_keys_strip_forward(c, in, column, num_vecs, c.state + at, &prefetch);
+    delta_keys_strip_backward(c, in, column, num_vecs, c.dstate + at, &prefetch);
     finish_delta_strip(c, in, column);
   });
 }
 
-/// For the strips of a chunk; `state` and `dstate` are strips of key dimensions. Where a head has
-/// one decay the sum of a strip is in its first place.
-inline void delta_state_dots(const DeltaBwdChunk& c, const float* state, const float* dstate) {
-  for (int64_t n = 0; n < c.num_strips; ++n) {
-    const int64_t column = (c.first_strip + n) * kStripWidth;
+/// Of the state behind the sequence, without what its last row adds, and its gradient. Where a head
+/// has one decay the sum of a strip is in its first place.
+inline void delta_state_dots(const DeltaBwdChunk& c) {
+  for (int64_t n = c.first_strip; n < c.first_strip + c.num_strips; ++n) {
+    const int64_t column = n * kStripWidth;
     double head_sum = 0;
     for (int64_t i = 0; i < columns_left(c.head_dim, column); ++i) {
       double sum = 0;
       for (int64_t j = 0; j < c.head_dim_v; ++j) {
         const int64_t at = (n * c.head_dim_v + j) * kStripWidth + i;
-        if (dstate[at] == 0) continue;
-        sum += static_cast<double>(state[at]) * static_cast<double>(dstate[at]);
+        if (c.dstate[at] == 0) continue;
+        sum += static_cast<double>(c.state[at]) * static_cast<double>(c.dstate[at]);
       }
       c.passing[column + i] = sum;
       head_sum += sum;

@@ -32,8 +32,8 @@ inline constexpr RecurrentKernels kRecurrentKernels = {
     recurrent_bwd_queries,
     recurrent_state_dots,
     recurrent_bwd_keys,
-    {delta_bwd_scratch_bytes, delta_values_forward, delta_values_backward, delta_keys_forward,
-     delta_state_dots, delta_keys_backward, delta_finish_state, delta_finish_keys}};
+    {delta_bwd_scratch_bytes, delta_values_forward, delta_state_dots, delta_values_backward,
+     delta_keys_backward, delta_finish_state, delta_finish_keys}};
 
 inline constexpr SlotsKernels kSlotsKernels = {slots_scratch_bytes, slots_fwd_chunk,
                                                slots_bwd_queries, slots_state_dots, slots_bwd_keys};

@@ -119,8 +119,14 @@ struct DeltaBwdChunk {
   ChunkRows beta;             ///< not for low rank
   ChunkRows a, b;             ///< low rank
   const DeltaBwdChunk* next;  ///< the one that follows, to be fetched meanwhile; may be null
-  float* state;  ///< strips from first_strip on; the state or its gradient, as the pass wants it
-  /// One row for each of these rows, as whole strips.
+  bool is_packed;             ///< the scratch has what values_backward packed
+  /// All strips: of value passes those of the state or its gradient, of key passes those of the
+  /// state before the chunk without what the row before it adds, which is used up.
+  float* state;
+  float* state_behind;  ///< likewise, behind the chunk, without what its last row adds
+  float* dstate;        ///< of key passes
+  /// One row for each of these rows, as whole strips; of `read` also those before, of `dread` also
+  /// the one behind.
   float* read;        ///< v - R' k, or S' a
   float* dread;       ///< X' k, or X' b
   float* dq;          ///< R do, in the end S do
@@ -133,15 +139,15 @@ struct DeltaBwdChunk {
   char* scratch;
 };
 
-/// For a state: the value passes, then the key passes, then finish_state. Strips of a pass do not
-/// depend on each other. After all states that share q and k: finish_keys.
+/// For a state: values_forward for all chunks, state_dots, then for each chunk, from the last one
+/// on, the other passes and finish_state. Strips of a pass do not depend on each other. After all
+/// states that share q and k: finish_keys.
 struct DeltaBwdKernels {
   int64_t (*scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v);
-  void (*values_forward)(const DeltaBwdChunk& chunk);   ///< first chunk first
-  void (*values_backward)(const DeltaBwdChunk& chunk);  ///< last chunk first
-  void (*keys_forward)(const DeltaBwdChunk& chunk);
-  /// passing = the sums of both states over value dimensions; between the key passes.
-  void (*state_dots)(const DeltaBwdChunk& chunk, const float* state, const float* dstate);
+  void (*values_forward)(const DeltaBwdChunk& chunk);  ///< first chunk first
+  /// passing = the sums of `state` times `dstate` over value dimensions.
+  void (*state_dots)(const DeltaBwdChunk& chunk);
+  void (*values_backward)(const DeltaBwdChunk& chunk);
   void (*keys_backward)(const DeltaBwdChunk& chunk);
   void (*finish_state)(const DeltaBwdChunk& chunk);
   void (*finish_keys)(const DeltaBwdChunk& chunk);
