@@ -52,6 +52,8 @@ struct RecurrentBwdMemory {
   float* rows;             ///< a state by rows, on the way from and to the caller
   float* transposed_rows;  ///< likewise
   char* scratch;
+  const VectorDecayPairKernels* pairs;  ///< null: all is done row by row
+  char* values_scratch = nullptr;
 
   RecurrentBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
                      WorkspaceCursor& cursor) {
@@ -62,6 +64,10 @@ struct RecurrentBwdMemory {
         cursor.take<float>(problem.head_dim_v * strip_columns(kernels, problem.head_dim));
     scratch = cursor.take<char>(kernels.bwd_scratch_bytes(
         max_rows, problem.head_dim, problem.head_dim_v, problem.heads_a_state()));
+    pairs = vector_decay_pairs(isa, problem);
+    if (pairs == nullptr) return;
+    values_scratch =
+        cursor.take<char>(pairs->bwd_scratch_bytes(problem.head_dim, problem.heads_a_state()));
   }
 };
 
@@ -194,6 +200,8 @@ class RecurrentBwdStream {
     chunk.passing = memory_.passing;
     chunk.dbonus = memory_.dbonus;
     chunk.scratch = shared_.scratch;
+    if (shared_.pairs != nullptr) chunk.bwd_values = shared_.pairs->bwd_values;
+    chunk.values_scratch = shared_.values_scratch;
     return chunk;
   }
 

@@ -24,6 +24,9 @@ inline int64_t strip_columns(const RecurrentKernels& kernels, int64_t dim) {
 /// How a row of an op changes the state.
 RecurrentUpdate recurrent_update(const LinearOp& op);
 
+/// The kernels that take chunks of a problem of vector decay; null where rows by themselves do.
+const VectorDecayPairKernels* vector_decay_pairs(const IsaEntry& isa, const LinearProblem& problem);
+
 /// Of one head, as kernels take it; empty where there is none.
 std::vector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head);
 

@@ -22,12 +22,10 @@ struct FwdKernels {
 
   FwdKernels(const IsaEntry& isa, const LinearProblem& problem)
       : scratch_bytes(isa.linear->recurrent.scratch_bytes), chunk(isa.linear->recurrent.fwd_chunk) {
-    const bool is_paired = problem.dtype == DType::kBF16 && isa.vector_decay_pairs != nullptr &&
-                           problem.op->family == LinearFamily::kVectorDecay &&
-                           problem.head_dim_v >= kMinPairColumns;
-    if (!is_paired) return;
-    scratch_bytes = isa.vector_decay_pairs->scratch_bytes;
-    chunk = isa.vector_decay_pairs->fwd_chunk;
+    const VectorDecayPairKernels* pairs = vector_decay_pairs(isa, problem);
+    if (pairs == nullptr) return;
+    scratch_bytes = pairs->scratch_bytes;
+    chunk = pairs->fwd_chunk;
   }
 };
 
@@ -141,6 +139,14 @@ class RecurrentStream {
 };
 
 }  // namespace
+
+const VectorDecayPairKernels* vector_decay_pairs(const IsaEntry& isa,
+                                                 const LinearProblem& problem) {
+  const bool is_paired = problem.dtype == DType::kBF16 &&
+                         problem.op->family == LinearFamily::kVectorDecay &&
+                         problem.head_dim_v >= kMinPairColumns;
+  return is_paired ? isa.vector_decay_pairs : nullptr;
+}
 
 RecurrentUpdate recurrent_update(const LinearOp& op) {
   if (op.update == LinearUpdate::kDelta) return RecurrentUpdate::kDelta;

@@ -151,26 +151,42 @@ double largest(const TensorView& tensor) {
   return size;
 }
 
+constexpr int64_t kResetAgain = 33;
+
+/// Gates that differ from channel to channel, and a row of resets.
+void set_mixed_gates(const OpCall& call) {
+  const TensorView gate = call.tensor(gate_names(call).front());
+  std::vector<double> values = cli::to_numbers(gate);
+  constexpr double kGates[] = {-1e4, 0, -60, -0.5, -0.01, -200, -1e-9, -kInf, -3};
+  for (size_t i = 0; i < values.size(); ++i) values[i] = kGates[i % 53 % std::size(kGates)];
+  cli::from_numbers(values, gate);
+  fill(gate.sliced(1, kResetAgain, kResetAgain + 1), -kInf);
+}
+
+/// Rows [begin, end) of `name`, where they should have no errors but those of some roundings to 8
+/// bits; a sum over gradients of later rows has more of these.
+void expect_rows(const OpCall& call, const OpCall& exact, const std::string& name, int64_t begin,
+                 int64_t end, const std::string& what) {
+  if (begin == end) return;
+  const TensorView want = exact.tensor(name);
+  EXPECT_LT(max_difference(call.tensor(name).sliced(1, begin, end), want.sliced(1, begin, end)),
+            0.01 * largest(want))
+      << name << " of rows " << begin << " to " << end << ", " << what;
+}
+
 /// Vector decay of bf16 inputs goes in chunks: neither gates that differ from channel to channel
 /// nor what a reset cuts off may show beyond their rows.
 TEST(LinearGates, ChunksOfVectorDecayStopAtResets) {
-  constexpr int64_t kRows = 75, kPoisoned = 20, kFresh = 34;
+  constexpr int64_t kRows = 75, kPoisoned = 20, kFresh = kResetAgain + 1;
   for (const std::string op : {"gla_fwd", "rwkv6_fwd"}) {
     const cli::OwnedCall call =
         linear_call(op + ":b1:hq2:hkv1:t75:d40:dv70:bf16:initial_state:final_state");
-    const TensorView gate = call.call.tensor(gate_names(call.call).front());
-    std::vector<double> values = cli::to_numbers(gate);
-    constexpr double kGates[] = {-1e4, 0, -60, -0.5, -0.01, -200, -1e-9, -kInf, -3};
-    for (size_t i = 0; i < values.size(); ++i) values[i] = kGates[i % 53 % std::size(kGates)];
-    cli::from_numbers(values, gate);
-    fill(gate.sliced(1, kFresh - 1, kFresh), -kInf);
+    set_mixed_gates(call.call);
     cli::OwnedCall exact = cli::with_own_outputs(call.call);
     run_by(exact.call, "reference");
-    const TensorView out = call.call.tensor("out"), want = exact.call.tensor("out");
-    const double allowed = 0.01 * largest(want);  // a few roundings to 8 bits
     for (const std::string& implementation : call.call.spec().implementations()) {
       run_by(call.call, implementation);
-      EXPECT_LT(max_difference(out, want), allowed) << op << implementation;
+      expect_rows(call.call, exact.call, "out", 0, kRows, implementation);
       EXPECT_LT(max_difference(call.call.tensor("final_state"), exact.call.tensor("final_state")),
                 0.01 * largest(exact.call.tensor("final_state")))
           << op << implementation;
@@ -179,17 +195,52 @@ TEST(LinearGates, ChunksOfVectorDecayStopAtResets) {
       const TensorView tensor = call.call.tensor(poisoned);
       const std::vector<double> clean = cli::to_numbers(tensor);
       const bool is_state = std::string(poisoned) == "initial_state";
-      const int axis = is_state ? 2 : 1;
-      fill(tensor.sliced(axis, kPoisoned, kPoisoned + 1), is_state ? kInf : kNan);
+      fill(tensor.sliced(is_state ? 2 : 1, kPoisoned, kPoisoned + 1), is_state ? kInf : kNan);
       for (const std::string& implementation : call.call.spec().implementations()) {
+        const std::string what = implementation + ", " + poisoned;
         run_by(call.call, implementation);
-        const int64_t before = is_state ? 0 : kPoisoned;
-        const auto expect_clean = [&](int64_t begin, int64_t end) {
-          EXPECT_LT(max_difference(out.sliced(1, begin, end), want.sliced(1, begin, end)), allowed)
-              << op << implementation << " " << poisoned;
-        };
-        if (before > 0) expect_clean(0, before);
-        expect_clean(kFresh, kRows);
+        expect_rows(call.call, exact.call, "out", 0, is_state ? 0 : kPoisoned, what);
+        expect_rows(call.call, exact.call, "out", kFresh, kRows, what);
+      }
+      cli::from_numbers(clean, tensor);
+    }
+  }
+}
+
+TEST(LinearGates, GradientsOfChunksStopAtResets) {
+  constexpr int64_t kRows = 75, kPoisoned = 50;
+  for (const std::string op : {"gla", "rwkv6"}) {
+    const bool reads_before = op == "rwkv6";
+    const cli::OwnedCall call =
+        linear_call(op + "_bwd:b1:hq2:hkv1:t75:d40:dv70:bf16:initial_state:dfinal_state");
+    set_mixed_gates(call.call);
+    cli::OwnedCall exact = cli::with_own_outputs(call.call);
+    run_by(exact.call, "reference");
+    const std::vector<std::string> gradients = {reads_before ? "dr" : "dq", "dk", "dv",
+                                                reads_before ? "dw" : "dg"};
+    for (const std::string& implementation : call.call.spec().implementations()) {
+      run_by(call.call, implementation);
+      for (const std::string& name : gradients) {
+        expect_rows(call.call, exact.call, name, 0, kRows, implementation);
+      }
+      EXPECT_LT(
+          max_difference(call.call.tensor("dinitial_state"), exact.call.tensor("dinitial_state")),
+          0.01 * largest(exact.call.tensor("dinitial_state")))
+          << op << implementation;
+    }
+    for (const char* poisoned : {"dout", "dfinal_state"}) {
+      const bool is_state = std::string(poisoned) == "dfinal_state";
+      const TensorView tensor = call.call.tensor(poisoned);
+      const std::vector<double> clean = cli::to_numbers(tensor);
+      fill(tensor.sliced(is_state ? 2 : 1, is_state ? 7 : kPoisoned, is_state ? 8 : kPoisoned + 1),
+           is_state ? kInf : kNan);
+      for (const std::string& implementation : call.call.spec().implementations()) {
+        const std::string what = implementation + ", " + poisoned;
+        run_by(call.call, implementation);
+        for (const std::string& name : gradients) {
+          expect_rows(call.call, exact.call, name, 0, kResetAgain, what);
+        }
+        if (!is_state) expect_rows(call.call, exact.call, "dv", kPoisoned + 1, kRows, what);
       }
       cli::from_numbers(clean, tensor);
     }

@@ -8,7 +8,7 @@
 #include "cpu/kernels/delta_chunk_bwd.hpp"
 #include "cpu/kernels/linear_kernels.hpp"
 #include "cpu/kernels/scalar_decay_operand_kernels.hpp"
-#include "cpu/kernels/vector_decay_chunk.hpp"
+#include "cpu/kernels/vector_decay_values.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
@@ -22,8 +22,9 @@ constexpr ScalarDecayOperandKernels kDeltaPairKernels = [] {
   return kernels;
 }();
 
-constexpr VectorDecayPairKernels kVectorDecayPairKernels = {vector_decay_scratch_bytes,
-                                                            vector_decay_fwd_chunk};
+constexpr VectorDecayPairKernels kVectorDecayPairKernels = {
+    vector_decay_scratch_bytes, vector_decay_fwd_chunk, vector_decay_values_bytes,
+    vector_decay_values};
 
 const ScalarDecayOperandKernels& scalar_decay_pair_kernels() { return kPairKernels; }
 const ScalarDecayOperandKernels& delta_pair_kernels() { return kDeltaPairKernels; }

@@ -229,7 +229,8 @@ inline RowPrefetch recurrent_bwd_prefetch(const RecurrentBwdChunk& c, bool is_qu
     prefetch_rows(c.dv, 0, c.rows, c.head_dim_v, &prefetch);
     prefetch_rows(c.dg, 0, c.rows, c.head_dim, &prefetch);
   }
-  spread_prefetch((c.keys.count + (is_query ? 0 : c.values.count)) * c.rows, &prefetch);
+  const bool has_value_steps = !is_query && c.bwd_values == nullptr;
+  spread_prefetch((c.keys.count + (has_value_steps ? c.values.count : 0)) * c.rows, &prefetch);
   return prefetch;
 }
 
@@ -294,10 +295,17 @@ inline void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& 
           c.dstate_transposed + column * c.head_dim_v);
     }
   }
-  for (int64_t column = values.begin; column < values.end; column += kStripWidth) {
+  uint64_t done = 0;
+  if (c.bwd_values != nullptr) {
+    const int64_t first = in.query_at(0, 0);
+    done = c.bwd_values({c.rows, c.head_dim, c.head_dim_v, c.values, c.num_members,
+                         in.q + first * in.ld_k, q_step, in.dout + first * in.ld_v, dout_step, in.k,
+                         in.decay, in.ld_k, in.ld_v, c.dstate, in.dv, c.values_scratch});
+  }
+  for (int64_t column = values.begin; column < values.end; column += kStripWidth, done >>= 1) {
     const int64_t num_vecs = padded(c.head_dim_v - column) / kLanes;
     float* dstate = c.dstate + column * c.head_dim;
-    for (int64_t t = c.rows - 1; t >= 0; --t) {
+    for (int64_t t = done % 2 == 1 ? -1 : c.rows - 1; t >= 0; --t) {
       prefetch.step();
       const int64_t row = in.query_at(0, t);
       strip_row_of<StripOrder::kAddReadDecay, false>(

@@ -67,6 +67,26 @@ struct StripRange {
   int64_t count;
 };
 
+/// Some rows of one state of vector decay backward, as floats in rows of whole strips; `q` and
+/// `dout` are of the queries that read the state behind a row.
+struct VectorDecayValues {
+  int64_t rows;
+  int64_t head_dim;
+  int64_t head_dim_v;
+  StripRange values;
+  int64_t num_members;
+  const float* q;  ///< times scale
+  int64_t q_step;  ///< to the next member's
+  const float* dout;
+  int64_t dout_step;
+  const float* k;
+  const float* decay;
+  int64_t ld_k, ld_v;
+  float* dstate;
+  float* dv;
+  char* scratch;
+};
+
 /// Some rows of one state of vector decay backward: dQ, dK and the decays' gradients of some strips
 /// of key dimensions, dV of some strips of value dimensions. The state and one copy of its
 /// gradient are transposed: strips of key dimensions, head_dim_v rows each.
@@ -95,6 +115,9 @@ struct RecurrentBwdChunk {
   float* query_sums;  ///< what q reads of the decayed state, head_dim each: written forward
   double* passing;    ///< head_dim gradients of log decays
   double* dbonus;     ///< head_dim sums, added to
+  /// Of VectorDecayPairKernels; null where dV is found row by row.
+  uint64_t (*bwd_values)(const VectorDecayValues& values);
+  char* values_scratch;
   char* scratch;
 };
 
@@ -159,6 +182,10 @@ struct VectorDecayPairKernels {
   int64_t (*scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
                            int64_t num_members);
   void (*fwd_chunk)(const RecurrentChunk& chunk);
+  int64_t (*bwd_scratch_bytes)(int64_t head_dim, int64_t num_members);
+  /// dV and the gradient of the state before the rows: a bit for each strip that is done. Others
+  /// have to be taken row by row.
+  uint64_t (*bwd_values)(const VectorDecayValues& values);
 };
 
 struct RecurrentKernels {

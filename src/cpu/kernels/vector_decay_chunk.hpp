@@ -106,10 +106,11 @@ inline bool pack_vector_decay(const RecurrentChunk& c, const VectorDecayScratch&
 }
 
 /// Two neighbouring keys of a block, from some column on: they decay row by row, and what row i of
-/// `q` reads of them is put or added to sums[2 i] and sums[2 i + 1].
+/// `q` reads of them is put or added to its two sums.
 template <int kVecs>
 FLASHTILE_INLINE void read_keys(const float* q, const Bf16* k, const float* decay, int64_t ld,
-                                int64_t rows, int64_t key, bool adds, Vf* sums, float* k_behind) {
+                                int64_t rows, int64_t key, bool adds, int64_t row_step,
+                                int64_t key_step, Vf* sums, float* k_behind) {
   StripVectors<kVecs> a, b, x;
   const auto load_row = [](const auto* row, StripVectors<kVecs>& to) {
     FLASHTILE_UNROLL
@@ -131,71 +132,85 @@ FLASHTILE_INLINE void read_keys(const float* q, const Bf16* k, const float* deca
   };
   load_row(k + key * ld, a);
   load_row(q + key * ld, x);
-  read(a, &sums[2 * key]);
+  read(a, &sums[key * row_step]);
   if (key + 1 == rows) return store_row(a, key);
   load_row(decay + (key + 1) * ld, x);
   decay_by(x, a);
   load_row(k + (key + 1) * ld, b);
   load_row(q + (key + 1) * ld, x);
-  read(a, &sums[2 * key + 2]);
-  read(b, &sums[2 * key + 3]);
+  read(a, &sums[(key + 1) * row_step]);
+  read(b, &sums[(key + 1) * row_step + key_step]);
   for (int64_t i = key + 2; i < rows; ++i) {
     load_row(decay + i * ld, x);
     decay_by(x, a);
     decay_by(x, b);
     load_row(q + i * ld, x);
-    read(a, &sums[2 * i]);
-    read(b, &sums[2 * i + 1]);
+    read(a, &sums[i * row_step]);
+    read(b, &sums[i * row_step + key_step]);
   }
   store_row(a, key);
   store_row(b, key + 1);
 }
 
-/// Two keys of a block by all its rows, and by themselves with a bonus.
-inline void sum_key_pair(const RecurrentChunk& c, const VectorDecayScratch& scratch, int64_t first,
-                         int64_t rows, int64_t key, const float* q, Vf* sums) {
-  const int64_t ld = scratch.ld_k;
+/// Rows of a block, from its first one on.
+struct KeyBlock {
+  const float* q;
+  const Bf16* k;
+  const float* decay;
+  float* k_behind;
+  int64_t ld;
+  int64_t rows;
+  bool reads_before;   ///< queries are of the state before their row
+  const float* bonus;  ///< head_dim weights of a row's own key; may be null
+  int64_t head_dim;
+};
+
+/// Two keys of a block by all its rows, and by themselves with a bonus: row i reads
+/// sums[i * row_step + n * key_step] of key + n.
+inline void sum_key_pair(const KeyBlock& b, int64_t key, int64_t row_step, int64_t key_step,
+                         Vf* sums) {
   // What reads before a row is decayed by the rows before that.
-  const int64_t shift = c.reads_before ? 1 : 0;
-  for (int64_t n = 0; n < 2 * (key + shift); ++n) sums[n] = zero();
-  sums[2 * (key + shift) + 1] = zero();
+  const int64_t shift = b.reads_before ? 1 : 0;
+  for (int64_t i = 0; i < key + shift; ++i) {
+    sums[i * row_step] = zero();
+    sums[i * row_step + key_step] = zero();
+  }
+  sums[(key + shift) * row_step + key_step] = zero();
   int64_t column = 0;
   const auto read = [&]<int kVecs>() {
-    const int64_t at = first * ld + column;
-    read_keys<kVecs>(q + at + shift * ld, scratch.k + at, scratch.decay + at, ld, rows, key,
-                     column > 0, sums + 2 * shift, scratch.k_behind + at);
+    read_keys<kVecs>(b.q + column + shift * b.ld, b.k + column, b.decay + column, b.ld, b.rows, key,
+                     column > 0, row_step, key_step, sums + shift * row_step, b.k_behind + column);
     column += kVecs * kLanes;
   };
-  while (column + 8 * kLanes <= ld) read.template operator()<8>();
-  while (column + 4 * kLanes <= ld) read.template operator()<4>();
-  while (column < ld) read.template operator()<2>();
-  for (int64_t i = key; c.bonus != nullptr && i < key + 2 && i < rows; ++i) {
+  while (column + 8 * kLanes <= b.ld) read.template operator()<8>();
+  while (column + 4 * kLanes <= b.ld) read.template operator()<4>();
+  while (column < b.ld) read.template operator()<2>();
+  for (int64_t i = key; b.bonus != nullptr && i < key + 2 && i < b.rows; ++i) {
     Vf own = zero();
-    for (int64_t d = 0; d < ld; d += kLanes) {
-      const int64_t at = (first + i) * ld + d;
-      const Vf weight = load_partial(c.bonus + d, c.head_dim - d);
-      own = fma(load(q + at) * load(scratch.k + at), weight, own);
+    for (int64_t d = 0; d < b.ld; d += kLanes) {
+      const int64_t at = i * b.ld + d;
+      const Vf weight = load_partial(b.bonus + d, b.head_dim - d);
+      own = fma(load(b.q + at) * load(b.k + at), weight, own);
     }
-    sums[2 * i + i - key] = own;
+    sums[i * row_step + (i - key) * key_step] = own;
   }
 }
 
 /// P within a block, to columns from p on, and the keys behind it.
-inline void block_scores(const RecurrentChunk& c, const VectorDecayScratch& scratch, int64_t first,
-                         int64_t rows, const float* q, Bf16* p, int64_t ld_p) {
+inline void block_scores(const KeyBlock& b, Bf16* p, int64_t ld_p) {
   Vf sums[2 * (kBlock + 1)];
   Vu pairs[kBlock];  // of two keys, of each row
   for (Vf& x : sums) x = zero();
   for (Vu& x : pairs) x = broadcast_u(0);
-  for (int64_t key = 0; key < rows; key += 2) {
-    sum_key_pair(c, scratch, first, rows, key, q, sums);
+  for (int64_t key = 0; key < b.rows; key += 2) {
+    sum_key_pair(b, key, 2, 1, sums);
     Bf16 words[2 * kBlock];
     store_flush(words, row_sums(sums));
     store_flush(words + kBlock, row_sums(sums + kBlock));
     __builtin_memcpy(&pairs[key / 2], words, sizeof(words));
   }
   transpose(pairs);
-  for (int64_t i = 0; i < rows; ++i) {
+  for (int64_t i = 0; i < b.rows; ++i) {
     store_u_partial(reinterpret_cast<uint32_t*>(p + i * ld_p), pairs[i], kBlock / 2);
   }
 }
@@ -234,17 +249,16 @@ inline void decay_queries(const RecurrentChunk& c, const VectorDecayScratch& scr
 }
 
 /// Keys of the first block as the second one reads them.
-inline void transpose_keys(const VectorDecayScratch& scratch) {
-  const int64_t ld = scratch.ld_k;
+inline void transpose_keys(const float* k_behind, int64_t ld, Bf16* transposed) {
   for (int64_t column = 0; column < ld; column += kPairColumns) {
     Vu x[kBlock];
     for (int64_t j = 0; j < kBlock; ++j) {
-      const float* key = scratch.k_behind + j * ld + column;
+      const float* key = k_behind + j * ld + column;
       x[j] = round_neighbours(load(key), load(key + kLanes));
     }
     transpose(x);
     for (int64_t n = 0; n < kLanes; ++n) {
-      store_u(reinterpret_cast<uint32_t*>(scratch.k_transposed + (column + 2 * n) * kBlock), x[n]);
+      store_u(reinterpret_cast<uint32_t*>(transposed + (column + 2 * n) * kBlock), x[n]);
     }
   }
 }
@@ -332,9 +346,11 @@ inline void vector_decay_fwd_chunk(const RecurrentChunk& c) {
       const int64_t rows = first + kBlock < c.rows ? kBlock : c.rows - first;
       Bf16* p = left + first * scratch.ld_left + scratch.state_depth;
       decay_queries(c, scratch, block, rows, q, left);
-      block_scores(c, scratch, first, rows, q, p + first, scratch.ld_left);
+      block_scores({q + first * ld, scratch.k + first * ld, scratch.decay + first * ld,
+                    scratch.k_behind + first * ld, ld, rows, c.reads_before, c.bonus, c.head_dim},
+                   p + first, scratch.ld_left);
       if (block == 0) continue;
-      if (member == 0) transpose_keys(scratch);
+      if (member == 0) transpose_keys(scratch.k_behind, ld, scratch.k_transposed);
       gemm_bf16(rows, kBlock, ld, {scratch.q_block, ld, 2}, scratch.k_transposed, kBlock,
                 {.c = scratch.between, .ldc = kBlock});
       for (int64_t i = 0; i < rows; ++i) {
