@@ -16,6 +16,10 @@ namespace {
 /// Chunks that workers on one state go through together.
 constexpr int64_t kSpanChunks = 8;
 
+int64_t span_rows(const LinearProblem& problem, int64_t max_rows) {
+  return std::min(problem.max_seqlen, kSpanChunks * max_rows);
+}
+
 /// What is kept of one state, and of the sums over those that share its key head.
 struct DeltaStateMemory {
   float* read;    ///< of all rows
@@ -25,8 +29,10 @@ struct DeltaStateMemory {
   double* passing;
   float* dq_sum;  ///< of all rows where states share them, else of a span
   float* dk_sum;
-  float* dread;  ///< of a span and the row behind
-  float* dq;     ///< of a span
+  float* dread;     ///< of a span and the row behind
+  float* dk_parts;  ///< of a span, from each strip of value dimensions
+  float* db_parts;
+  float* dq;  ///< of a span
   float* dkeys;
   double* gate_sums;
 
@@ -34,7 +40,7 @@ struct DeltaStateMemory {
                    WorkspaceCursor& cursor) {
     const RecurrentKernels& kernels = isa.linear->recurrent;
     const int64_t rows = problem.max_seqlen;
-    const int64_t span = std::min(rows, kSpanChunks * max_rows);
+    const int64_t span = span_rows(problem, max_rows);
     const int64_t ld_k = strip_columns(kernels, problem.head_dim);
     const int64_t ld_v = strip_columns(kernels, problem.head_dim_v);
     const int64_t by_keys = problem.head_dim_v * ld_k;
@@ -44,6 +50,10 @@ struct DeltaStateMemory {
     dstate = cursor.take<float>(by_keys);
     passing = cursor.take<double>(ld_k);
     dread = cursor.take<float>((span + 1) * ld_v);
+    const int64_t num_parts = ld_v / kernels.strip_width;
+    const bool is_low_rank = problem.op->update == LinearUpdate::kLowRank;
+    dk_parts = cursor.take<float>(num_parts * span * ld_k);
+    db_parts = is_low_rank ? cursor.take<float>(num_parts * span * ld_k) : dk_parts;
     dq = cursor.take<float>(span * ld_k);
     dkeys = cursor.take<float>(span * ld_k);
     const bool is_shared = problem.states_a_key() > 1;
@@ -190,6 +200,9 @@ class DeltaBwdState {
     chunk.dstate = memory_.dstate;
     chunk.read = memory_.read + begin * ld_v_;
     chunk.dread = memory_.dread + row * ld_v_;
+    chunk.dk_parts = memory_.dk_parts + row * ld_k_;
+    chunk.db_parts = memory_.db_parts + row * ld_k_;
+    chunk.part_stride = span_rows(problem_, max_rows_) * ld_k_;
     chunk.dq = memory_.dq + row * ld_k_;
     chunk.dkeys = memory_.dkeys + row * ld_k_;
     chunk.dq_sum = memory_.dq_sum + sum_row * ld_k_;

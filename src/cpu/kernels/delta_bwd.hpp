@@ -11,9 +11,9 @@
 //   dq = S do, and X += scale q do' before the row
 //
 // Sums over key dimensions take strips of value dimensions: r or x forward, then de or dv and dx
-// backward; a row is kept of each. With these known the state and its gradient are sums of outer
-// products, so that sums over value dimensions take strips of key dimensions of the transposed
-// state: dq and R dv or da forward, then dk and db backward.
+// backward; a row is kept of each. Backward the same pass sums over value dimensions for dk and db,
+// across vectors. With dv or dx known the state is a sum of outer products, so that dq and R dv or
+// da are sums over strips of key dimensions of the transposed state, forward.
 //
 // r or x are found for all rows first, and the state behind each chunk is kept, transposed and
 // without what the chunk's last row adds. Then all else is done a chunk at a time, the last one
@@ -27,6 +27,7 @@
 // added afterwards.
 
 #include "cpu/kernels/recurrent_bwd.hpp"
+#include "cpu/simd/row_sums.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
@@ -213,22 +214,6 @@ inline void pack_delta_values(const ChunkRows& source, const DeltaBwdChunk& c, f
   pack_chunk_rows(source, c.rows, c.head_dim_v, 1.0f, to, ld);
 }
 
-/// beta times the kept rows, for the key passes.
-inline void scale_corrections(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
-  if (c.is_low_rank) {
-    in.written = c.read;
-    in.dwritten = c.dread;
-    return;
-  }
-  for (int64_t t = 0; t < c.rows; ++t) {
-    const Vf beta = broadcast(in.beta[t]);
-    for (int64_t j = t * in.ld_v; j < t * in.ld_v + c.head_dim_v; j += kLanes) {
-      store(in.written + j, beta * load(c.read + j));
-      store(in.dwritten + j, beta * load(c.dread + j));
-    }
-  }
-}
-
 /// The inputs of the chunk that a pass takes next.
 inline RowPrefetch delta_prefetch(const DeltaBwdChunk& c, bool is_back) {
   RowPrefetch prefetch;
@@ -334,6 +319,13 @@ inline void delta_values_forward(const DeltaBwdChunk& c) {
   });
 }
 
+/// beta times a kept row.
+inline void scale_value_row(const DeltaBwdChunk& c, float beta, const float* from, float* to) {
+  for (int64_t j = 0; j < c.head_dim_v; j += kLanes) {
+    store(to + j, broadcast(beta) * load(from + j));
+  }
+}
+
 /// What the row before the chunk adds: its k, and of low rank b and v. The delta rule's v is beta
 /// r.
 inline void pack_row_before(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
@@ -351,9 +343,7 @@ inline void pack_row_before(const DeltaBwdChunk& c, DeltaBwdInputs& in) {
   if (c.normalizes) normalize_rows(1, c.head_dim, 1.0f, in.k_before, in.ld_k);
   float beta = 0;
   pack(c.beta, 1, &beta, 1);
-  for (int64_t j = 0; j < c.head_dim_v; j += kLanes) {
-    store(in.v_before + j, broadcast(beta) * load(c.read - in.ld_v + j));
-  }
+  scale_value_row(c, beta, c.read - in.ld_v, in.v_before);
 }
 
 /// All that the passes back need but what they find.
@@ -361,8 +351,15 @@ inline DeltaBwdInputs pack_delta_inputs(const DeltaBwdChunk& c) {
   DeltaBwdInputs in = pack_delta_keys(c);
   pack_delta_queries(c, in);
   pack_delta_values(c.dout, c, in.dout, in.ld_v);
-  if (c.is_low_rank) pack_delta_values(c.v, c, in.v, in.ld_v);
   pack_row_before(c, in);
+  if (c.is_low_rank) {
+    pack_delta_values(c.v, c, in.v, in.ld_v);
+    in.written = c.read;
+    return in;
+  }
+  for (int64_t t = 0; t < c.rows; ++t) {
+    scale_value_row(c, in.beta[t], c.read + t * in.ld_v, in.written + t * in.ld_v);
+  }
   return in;
 }
 
@@ -373,42 +370,137 @@ struct DeltaPending {
   const float* value;
 };
 
-/// Backward over value strips: de, or dv and dx.
+/// One row back over a strip of value dimensions.
+struct DeltaRowBack {
+  int64_t depth;
+  DeltaPending behind;
+  const float* q;
+  const float* dout;
+  const float* k;
+  const float* b;        ///< of low rank
+  const float* value;    ///< what k was multiplied by: beta r, or v
+  const float* written;  ///< of low rank, x
+  float* dvalue;         ///< de, or dv
+  float* dwritten;       ///< of low rank, dx
+  float* dk;             ///< the part of these columns, `depth` numbers
+  float* db;             ///< of low rank, likewise
+};
+
+/// Decays; adds what the row behind hands on and q dout'; for dk and db before or between that, so
+/// that no row's own q is in them; de or dv and dx from all of it.
+template <bool kIsLowRank, int kVecs>
+void delta_row_back(const DeltaRowBack& r, float* state) {
+  StripVectors<kVecs> behind, dout, value, written, dvalue, dwritten;
+  FLASHTILE_UNROLL
+  for (int n = 0; n < kVecs; ++n) {
+    behind[n] = load(r.behind.value + n * kLanes);
+    dout[n] = load(r.dout + n * kLanes);
+    value[n] = load(r.value + n * kLanes);
+    written[n] = kIsLowRank ? load(r.written + n * kLanes) : zero();
+    dvalue[n] = dwritten[n] = zero();
+  }
+  for (int64_t begin = 0; begin < r.depth; begin += kLanes) {
+    const int count = r.depth - begin < kLanes ? static_cast<int>(r.depth - begin) : kLanes;
+    Vf dk[kLanes], db[kLanes];
+    for (int i = 0; i < count; ++i) {
+      const int64_t at = begin + i;
+      float* row = state + at * kStripWidth;
+      const Vf decay = broadcast(r.behind.decay[at]);
+      const Vf key = broadcast(r.behind.key[at]);
+      const Vf q = broadcast(r.q[at]);
+      const Vf k = broadcast(r.k[at]);
+      const Vf b = kIsLowRank ? broadcast(r.b[at]) : zero();
+      Vf dk_sum = zero();
+      Vf db_sum = zero();
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kVecs; ++n) {
+        Vf s = load(row + n * kLanes) * decay;
+        if constexpr (kIsLowRank) {
+          dk_sum = fma(value[n], s, dk_sum);
+          db_sum = fma(written[n], s, db_sum);
+        }
+        s = fma(key, behind[n], s);
+        if constexpr (!kIsLowRank) dk_sum = fma(value[n], s, dk_sum);
+        s = fma(q, dout[n], s);
+        dvalue[n] = fma(k, s, dvalue[n]);
+        if constexpr (kIsLowRank) dwritten[n] = fma(b, s, dwritten[n]);
+        store(row + n * kLanes, s);
+      }
+      dk[i] = dk_sum;
+      if constexpr (kIsLowRank) db[i] = db_sum;
+    }
+    for (int i = count; i < kLanes; ++i) dk[i] = db[i] = zero();
+    store(r.dk + begin, row_sums(dk));
+    if constexpr (kIsLowRank) store(r.db + begin, row_sums(db));
+  }
+  FLASHTILE_UNROLL
+  for (int n = 0; n < kVecs; ++n) {
+    store(r.dvalue + n * kLanes, dvalue[n]);
+    if constexpr (kIsLowRank) store(r.dwritten + n * kLanes, dwritten[n]);
+  }
+}
+
+template <bool kIsLowRank, int kVecs = kTileVecs>
+FLASHTILE_INLINE void delta_row_back_of(int64_t num_vecs, const DeltaRowBack& r, float* state) {
+  if (num_vecs >= kVecs) return delta_row_back<kIsLowRank, kVecs>(r, state);
+  if constexpr (kVecs > 1) delta_row_back_of<kIsLowRank, kVecs - 1>(num_vecs, r, state);
+}
+
+/// Row t + 1 of dx, also of the chunk behind; null behind the sequence.
+inline const float* dread_behind(const DeltaBwdChunk& c, const DeltaBwdInputs& in, int64_t t) {
+  return c.ends_sequence && t + 1 == c.rows ? nullptr : c.dread + (t + 1) * in.ld_v;
+}
+
+/// Backward over value strips: de, or dv and dx, and their parts of dk and db.
 inline void delta_values_backward(const DeltaBwdChunk& c) {
   DeltaBwdInputs in = pack_delta_inputs(c);
+  const DeltaPending none{in.ones, in.zeros, in.zeros};
   for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, int64_t from) {
     float* state = c.state + from;
-    const DeltaPending none{in.ones, in.zeros, in.zeros};
+    // Of low rank a dx' of the row behind stands behind what is read for dk and db.
     DeltaPending pending = none;
+    if (c.is_low_rank && !c.ends_sequence) {
+      pending.key = in.correction + c.rows * in.ld_k;
+      pending.value = dread_behind(c, in, c.rows - 1) + column;
+    }
     for (int64_t t = c.rows - 1; t >= 0; --t) {
       const int64_t at = t * in.ld_k;
       const int64_t at_v = t * in.ld_v + column;
-      DeltaStripRow r{};
+      const int64_t at_part = column / kStripWidth * c.part_stride + at;
+      DeltaRowBack r{};
       r.depth = c.head_dim;
-      r.decay = pending.decay;
-      r.key[0] = pending.key;
-      r.value[0] = pending.value;
-      r.key[1] = in.q + at;
-      r.value[1] = in.dout + at_v;
-      r.query[0] = in.k + at;
+      r.behind = pending;
+      r.q = in.q + at;
+      r.dout = in.dout + at_v;
+      r.k = in.k + at;
+      r.dk = c.dk_parts + at_part;
       if (c.is_low_rank) {
-        r.query[1] = in.b + at;
-        r.sum[0] = in.dv + at_v;
-        r.sum[1] = c.dread + at_v;
-        delta_strip_row_of<2, 2, 2, false>(num_vecs, r, state);
-      } else {
-        r.sum[0] = c.dread + at_v;
-        delta_strip_row_of<2, 2, 1, false>(num_vecs, r, state);
-        for (int64_t j = at_v; j < at_v + num_vecs * kLanes; j += kLanes) {
-          store(in.dwritten + j, broadcast(in.beta[t]) * load(c.dread + j));
-        }
+        r.b = in.b + at;
+        r.value = in.v + at_v;
+        r.written = in.written + at_v;
+        r.dvalue = in.dv + at_v;
+        r.dwritten = c.dread + at_v;
+        r.db = c.db_parts + at_part;
+        delta_row_back_of<true>(num_vecs, r, state);
+        pending = {in.decay + at, in.correction + at, c.dread + at_v};
+        if (t > 0 && in.resets[t] == 0) continue;
+        const bool is_done = t == 0 && c.begins_sequence;
+        decay_strip(num_vecs, c.head_dim, pending.decay, false, is_done ? pending.key : in.zeros,
+                    is_done ? pending.value : in.zeros, false, state);
+        pending.decay = in.ones;
+        continue;
       }
-      pending = {in.decay + at, in.correction + at, (c.is_low_rank ? c.dread : in.dwritten) + at_v};
-      if (t == 0 || in.resets[t] != 0) {
-        decay_strip(num_vecs, c.head_dim, pending.decay, false, pending.key, pending.value,
-                    !c.is_low_rank, state);
-        pending = none;
+      r.value = in.written + at_v;
+      r.dvalue = c.dread + at_v;
+      delta_row_back_of<false>(num_vecs, r, state);
+      for (int64_t j = at_v; j < at_v + num_vecs * kLanes; j += kLanes) {
+        store(in.dwritten + j, broadcast(in.beta[t]) * load(c.dread + j));
       }
+      pending = {in.decay + at, in.correction + at, in.dwritten + at_v};
+      if (t > 0 && in.resets[t] == 0) continue;
+      decay_strip(num_vecs, c.head_dim, pending.decay, false, pending.key, pending.value, true,
+                  state);
+      pending = none;
     }
     if (c.is_low_rank) {
       store_strip_rows(in.dv, in.ld_v, c.rows, column, columns_left(c.head_dim_v, column),
@@ -417,16 +509,10 @@ inline void delta_values_backward(const DeltaBwdChunk& c) {
   });
 }
 
-/// Row t + 1 of dx, also of the chunk behind; null behind the sequence.
-inline const float* dread_behind(const DeltaBwdChunk& c, const DeltaBwdInputs& in, int64_t t) {
-  return c.ends_sequence && t + 1 == c.rows ? nullptr : c.dread + (t + 1) * in.ld_v;
-}
-
 /// Forward over a key strip: what queries read of the decayed state, for dq, and -R dv, or what a
 /// reads, for da.
-inline void delta_keys_strip_forward(const DeltaBwdChunk& c, const DeltaBwdInputs& in,
-                                     int64_t column, int64_t num_vecs, float* state,
-                                     RowPrefetch* prefetch) {
+inline void delta_keys_strip(const DeltaBwdChunk& c, const DeltaBwdInputs& in, int64_t column,
+                             int64_t num_vecs, float* state, RowPrefetch* prefetch) {
   if (c.is_low_rank) strip_read(num_vecs, c.head_dim_v, c.dread, state, c.dkeys + column);
   if (!c.begins_sequence) {
     const auto add = [&](const float* key, const float* value) {
@@ -586,64 +672,38 @@ inline void finish_delta_strip(const DeltaBwdChunk& c, const DeltaBwdInputs& in,
   }
 }
 
-/// Backward over a key strip: dk and db.
-inline void delta_keys_strip_backward(const DeltaBwdChunk& c, const DeltaBwdInputs& in,
-                                      int64_t column, int64_t num_vecs, float* state,
-                                      RowPrefetch* prefetch) {
-  // The next row's decay and what it hands on; its a dx' stands behind what is read here.
-  const DeltaPending none{in.ones, in.zeros, in.zeros};
-  DeltaPending pending = none;
-  if (c.is_low_rank && !c.ends_sequence) {
-    pending.key = dread_behind(c, in, c.rows - 1);
-    pending.value = in.correction + c.rows * in.ld_k + column;
-  }
-  for (int64_t t = c.rows - 1; t >= 0; --t) {
-    prefetch->step();
-    const int64_t at = t * in.ld_k + column;
-    const int64_t at_v = t * in.ld_v;
-    DeltaStripRow r{};
-    r.depth = c.head_dim_v;
-    r.decay = pending.decay;
-    r.key[0] = pending.key;
-    r.value[0] = pending.value;
-    r.key[1] = in.dout + at_v;
-    r.value[1] = in.q + at;
-    r.sum[0] = in.dk + at;
-    if (c.is_low_rank) {
-      r.query[0] = in.v + at_v;
-      r.query[1] = in.written + at_v;
-      r.sum[1] = in.db + at;
-      delta_strip_row_of<0, 2, 2, true>(num_vecs, r, state);
-    } else {
-      r.query[0] = in.written + at_v;
-      delta_strip_row_of<1, 2, 1, true>(num_vecs, r, state);
-    }
-    pending = {in.decay + at, in.dwritten + at_v, in.correction + at};
-    if (t > 0 && in.resets[t] == 0) continue;
-    if (c.is_low_rank) {
-      decay_strip(num_vecs, c.head_dim_v, pending.decay, true, in.zeros, in.zeros, true, state);
-      pending.decay = in.ones;
-    } else {
-      decay_strip(num_vecs, c.head_dim_v, pending.decay, true, pending.key, pending.value, true,
-                  state);
-      pending = none;
+/// What strips of value dimensions have found of dk or db, for some columns.
+inline void add_parts(const DeltaBwdChunk& c, const float* parts, int64_t column, int64_t ld,
+                      float* sum) {
+  const int64_t end = column + padded(columns_left(c.head_dim, column));
+  for (int64_t t = 0; t < c.rows; ++t) {
+    for (int64_t i = t * ld + column; i < t * ld + end; i += kLanes) {
+      Vf x = load(parts + i);
+      for (int64_t j = kStripWidth; j < c.head_dim_v; j += kStripWidth) {
+        x = x + load(parts + j / kStripWidth * c.part_stride + i);
+      }
+      store(sum + i, x);
     }
   }
 }
 
 /// Over key strips: dq, dk, da, db and the gradient of decays.
 inline void delta_keys_backward(const DeltaBwdChunk& c) {
-  DeltaBwdInputs in = c.is_packed ? DeltaBwdInputs(c.scratch, c.max_rows, c.head_dim, c.head_dim_v)
-                                  : pack_delta_inputs(c);
-  scale_corrections(c, in);
+  DeltaBwdInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v);
+  if (!c.is_packed) in = pack_delta_inputs(c);
+  for (int64_t t = 0; t < c.rows && !c.is_low_rank && !c.is_packed; ++t) {
+    scale_value_row(c, in.beta[t], c.dread + t * in.ld_v, in.dwritten + t * in.ld_v);
+  }
+  if (c.is_low_rank) in.written = c.read;
   RowPrefetch prefetch = delta_prefetch(c, /*is_back=*/true);
   prefetch_rows(c.dq_rows, 0, c.rows, c.head_dim, &prefetch);
   prefetch_rows(c.dk_rows, 0, c.rows, c.head_dim, &prefetch);
   if (!c.is_low_rank) prefetch_rows(c.dv_rows, 0, c.rows, c.head_dim_v, &prefetch);
-  spread_prefetch(2 * c.num_strips * c.rows, &prefetch);
+  spread_prefetch(c.num_strips * c.rows, &prefetch);
   for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, int64_t at) {
-    delta_keys_strip_forward(c, in, column, num_vecs, c.state + at, &prefetch);
-    delta_keys_strip_backward(c, in, column, num_vecs, c.dstate + at, &prefetch);
+    delta_keys_strip(c, in, column, num_vecs, c.state + at, &prefetch);
+    add_parts(c, c.dk_parts, column, in.ld_k, in.dk);
+    if (c.is_low_rank) add_parts(c, c.db_parts, column, in.ld_k, in.db);
     finish_delta_strip(c, in, column);
   });
 }

@@ -147,11 +147,14 @@ struct DeltaBwdChunk {
   /// state before the chunk without what the row before it adds, which is used up.
   float* state;
   float* state_behind;  ///< likewise, behind the chunk, without what its last row adds
-  float* dstate;        ///< of key passes
+  const float* dstate;  ///< of state_dots
   /// One row for each of these rows, as whole strips; of `read` also those before, of `dread` also
   /// the one behind.
-  float* read;        ///< v - R' k, or S' a
-  float* dread;       ///< X' k, or X' b
+  float* read;      ///< v - R' k, or S' a
+  float* dread;     ///< X' k, or X' b
+  float* dk_parts;  ///< of each strip of value dimensions, part_stride apart
+  float* db_parts;  ///< likewise; low rank
+  int64_t part_stride;
   float* dq;          ///< R do, in the end S do
   float* dkeys;       ///< -R dv, or S dx
   float* dq_sum;      ///< of all states that share q and k; may be dq
