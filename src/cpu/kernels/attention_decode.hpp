@@ -78,14 +78,16 @@ struct WidenedKeys {
 
   template <int kRows>
   static FLASHTILE_INLINE void score(const DecodeTile& tile, KeyGroupRows k, const float* q,
-                                     float alpha, float* s, TileFetch& fetch) {
+                                     float alpha, float* s, TileFetch fetch) {
     score_widened<kRows, T>(k, q, tile.q_ld, tile.head_dim, alpha, s, kScoreLd, fetch);
   }
   template <int kRows>
   static FLASHTILE_INLINE void add(const DecodeTile& tile, KeyGroupRows v, const float* p,
-                                   const SumRows& sums, TileFetch& fetch) {
+                                   const SumRows& sums, TileFetch fetch) {
     add_widened<kRows, T>(v, p, kScoreLd, tile.head_dim_v, sums, fetch);
   }
+
+  static constexpr int kHeadsTogether = 1;  ///< see PairedKeys
 
   /// A group's rows in the form that products read: where they lie, or copies in `memory`.
   static FLASHTILE_INLINE bool copy(DType dtype, KeyGroupRows rows, int64_t dim, char* memory) {
@@ -112,13 +114,21 @@ struct PairedKeys {
 
   template <int kRows>
   static FLASHTILE_INLINE void score(const DecodeTile& tile, KeyGroupRows k, const float* q,
-                                     float alpha, float* s, TileFetch& fetch) {
+                                     float alpha, float* s, TileFetch fetch) {
     score_pairs<kRows, T>(k, reinterpret_cast<const Bf16*>(q), 2 * tile.q_ld,
                           decode_ld(tile.head_dim), alpha, s, kScoreLd, fetch);
   }
+  /// Heads of one row each that are scored together: more chains of products at a time.
+  static constexpr int kHeadsTogether = 4;
+  static FLASHTILE_INLINE void score_together(const DecodeTile& tile, KeyGroupRows k,
+                                              const float* q, float alpha, float* s,
+                                              TileFetch fetch) {
+    score_heads<kHeadsTogether, T>(k, tile.k_head_stride, reinterpret_cast<const Bf16*>(q),
+                                   2 * tile.q_ld, tile.head_dim, alpha, s, kScoreLd, fetch);
+  }
   template <int kRows>
   static FLASHTILE_INLINE void add(const DecodeTile& tile, KeyGroupRows v, const Bf16* p,
-                                   const SumRows& sums, TileFetch& fetch) {
+                                   const SumRows& sums, TileFetch fetch) {
     int64_t d = 0;
     for (; d + 2 * kPairColumns <= tile.head_dim_v; d += 2 * kPairColumns) {
       add_pairs<kRows, 2, T>(v, d, p, kScoreLd, sums, fetch);
@@ -127,8 +137,11 @@ struct PairedKeys {
       add_pairs<kRows, 1, T>(v, d, p, kScoreLd, sums, fetch);
     }
   }
+  static FLASHTILE_INLINE bool needs_copy(DType dtype, int64_t dim) {
+    return sizeof(T) != 1 && (dtype != DType::kBF16 || dim % kPairColumns != 0);
+  }
   static FLASHTILE_INLINE bool copy(DType dtype, KeyGroupRows rows, int64_t dim, char* memory) {
-    if (sizeof(T) == 1 || (dtype == DType::kBF16 && dim % kPairColumns == 0)) return false;
+    if (!needs_copy(dtype, dim)) return false;
     auto* to = reinterpret_cast<Bf16*>(memory);
     if (dtype == DType::kE4M3) {
       copy_pairs<E4m3>(rows, dim, to, decode_ld(dim));
@@ -168,6 +181,10 @@ struct HeadRows {
     for (int64_t j = count; j % kKeyGroup != 0; ++j) copies[j] = given[count - 1];
     rows = copies;
   }
+  /// The first and the last of `count` rows are as far apart as their number says.
+  bool is_even(int64_t count) const {
+    return count > 1 && rows[count - 1] - rows[0] == (count - 1) * (rows[1] - rows[0]);
+  }
   HeadRows(const HeadRows&) = delete;
   HeadRows& operator=(const HeadRows&) = delete;
 };
@@ -194,7 +211,11 @@ class TileWork {
         v_(tile.v_rows, tile.num_keys),
         next_k_(tile.next_k_rows, tile.num_next),
         next_v_(tile.next_v_rows, tile.num_next),
-        fetch_{walk(next_k_, tile.head_dim), walk(next_v_, tile.head_dim_v)} {
+        walk_k_(walk(next_k_, tile.head_dim)),
+        walk_v_(walk(next_v_, tile.head_dim_v)) {
+    const bool is_one_stretch = next_k_.is_even(tile.num_next);
+    fetch_k_ = {&walk_k_, is_one_stretch ? &walk_k_ : &walk_v_};
+    fetch_v_ = {is_one_stretch ? &walk_v_ : &walk_k_, &walk_v_};
     fill_row(scratch_.zeros, decode_ld(tile.head_dim_v), 0);
   }
 
@@ -246,28 +267,46 @@ class TileWork {
 
   /// Products of all rows with the same keys fetch the same.
   struct FetchAgain {
-    TileFetch& fetch;
-    RowWalk::Place k, v;
+    TileFetch fetch;
+    RowWalk::Place first, second;
 
-    explicit FetchAgain(TileFetch& of) : fetch(of), k(of.k.place()), v(of.v.place()) {}
+    explicit FetchAgain(TileFetch of)
+        : fetch(of), first(of.first->place()), second(of.second->place()) {}
     void go_back() const {
-      fetch.k.go_to(k);
-      fetch.v.go_to(v);
+      fetch.first->go_to(first);
+      fetch.second->go_to(second);
     }
   };
+
+  /// Heads from h on that are scored together.
+  bool are_together(int64_t h) const {
+    const int64_t end = h + Keys::kHeadsTogether;
+    if (num_rows_ != 1 || end > tile_.num_heads || Keys::needs_copy(tile_.dtype, tile_.head_dim)) {
+      return false;
+    }
+    while (h < end && tile_.heads[h].is_seen) ++h;
+    return h == end;
+  }
 
   void score_group(int64_t j) {
     const ScoreRules& rules = *tile_.heads[0].rules[0];
     const float alpha = has_scaled_product(rules) ? score_scale(rules) : 1.0f;
-    for (int64_t h = 0; h < tile_.num_heads; ++h) {
+    int64_t h = 0;
+    if constexpr (Keys::kHeadsTogether > 1) {
+      for (; are_together(h); h += Keys::kHeadsTogether) {
+        Keys::score_together(tile_, {k_.rows + j, h * tile_.k_head_stride}, tile_.heads[h].q, alpha,
+                             scores(h) + j, fetch_k_);
+      }
+    }
+    for (; h < tile_.num_heads; ++h) {
       if (!tile_.heads[h].is_seen) continue;
       const Group group(*this, {k_.rows + j, h * tile_.k_head_stride}, tile_.head_dim);
-      const FetchAgain again(fetch_);
+      const FetchAgain again(fetch_k_);
       for_each_row_group(num_rows_, [&](auto count, int64_t r) {
         again.go_back();
         Keys::template score<decltype(count)::kRows>(tile_, group.rows,
                                                      tile_.heads[h].q + r * tile_.q_ld, alpha,
-                                                     scores(h) + r * kScoreLd + j, fetch_);
+                                                     scores(h) + r * kScoreLd + j, fetch_k_);
       });
     }
   }
@@ -311,7 +350,7 @@ class TileWork {
   /// Sums of the tile += P V of a group.
   void add_head(int64_t h, int64_t j, KeyGroupRows v) {
     const Group group(*this, v, tile_.head_dim_v);
-    const FetchAgain again(fetch_);
+    const FetchAgain again(fetch_v_);
     for_each_row_group(num_rows_, [&](auto count, int64_t r) {
       again.go_back();
       float* sums = scratch_.sums + (h * num_rows_ + r) * tile_.out_ld;
@@ -319,7 +358,7 @@ class TileWork {
       Keys::template add<decltype(count)::kRows>(
           tile_, group.rows, weights(h) + r * kScoreLd + j,
           {is_first ? scratch_.zeros : sums, is_first ? 0 : tile_.out_ld, sums, tile_.out_ld},
-          fetch_);
+          fetch_v_);
     });
   }
 
@@ -347,7 +386,8 @@ class TileWork {
   int64_t bytes_ = 0;
   DecodeScratch scratch_;
   HeadRows k_, v_, next_k_, next_v_;
-  TileFetch fetch_;
+  RowWalk walk_k_, walk_v_;
+  TileFetch fetch_k_, fetch_v_;
 };
 
 /// Score options and masks. Where a head sees nothing of the tile its scores are -inf.

@@ -94,12 +94,12 @@ void copy_pairs(KeyGroupRows rows, int64_t dim, Bf16* to, int64_t ld) {
 /// kPairColumns. q has rows of q_ld elements. A score is one chain of pairs, as in gemm_bf16.hpp.
 template <int kRows, class T>
 FLASHTILE_NOINLINE void score_pairs(KeyGroupRows k, const Bf16* q, int64_t q_ld, int64_t dim,
-                                    float alpha, float* s, int64_t s_ld, TileFetch& fetch) {
+                                    float alpha, float* s, int64_t s_ld, TileFetch fetch) {
   Vf sum[static_cast<size_t>(kRows)];
   FLASHTILE_UNROLL
   for (int r = 0; r < kRows; ++r) sum[r] = zero();
   for (int64_t d = 0; d < dim; d += kPairColumns) {
-    TileFetch::Chunk ahead = fetch.next();
+    FetchStep ahead = fetch.next();
     forget(k.rows);
     Vu x[16];
     FLASHTILE_UNROLL
@@ -120,11 +120,44 @@ FLASHTILE_NOINLINE void score_pairs(KeyGroupRows k, const Bf16* q, int64_t q_ld,
   for (int r = 0; r < kRows; ++r) store(s + r * s_ld, sum[r] * broadcast(alpha));
 }
 
+/// The same for one row of each of kHeads heads, whose keys lie k_step bytes apart: a chain waits
+/// for each of its products, and those of several heads go side by side. Rows of q and s are those
+/// of the heads.
+template <int kHeads, class T>
+FLASHTILE_NOINLINE void score_heads(KeyGroupRows k, int64_t k_step, const Bf16* q, int64_t q_ld,
+                                    int64_t dim, float alpha, float* s, int64_t s_ld,
+                                    TileFetch fetch) {
+  Vf sum[static_cast<size_t>(kHeads)];
+  FLASHTILE_UNROLL
+  for (int h = 0; h < kHeads; ++h) sum[h] = zero();
+  for (int64_t d = 0; d < dim; d += kPairColumns) {
+    KeyGroupRows rows = k;
+    FLASHTILE_UNROLL
+    for (int h = 0; h < kHeads; ++h, rows.offset += k_step) {
+      FetchStep ahead = fetch.next();
+      forget(rows.rows);
+      Vu x[16];
+      FLASHTILE_UNROLL
+      for (int u = 0; u < 16; ++u) x[u] = {to_pairs(load_words(rows.row<T>(u, d)), T())};
+      transpose(x);
+      FLASHTILE_UNROLL
+      for (int c = 0; c < 16; ++c) {
+        uint32_t pair;
+        __builtin_memcpy(&pair, q + h * q_ld + d + 2 * c, sizeof(pair));
+        sum[h] = dot_pairs(x[c], broadcast_u(pair), sum[h]);
+        ahead.fetch_after(sum[h], c);
+      }
+    }
+  }
+  FLASHTILE_UNROLL
+  for (int h = 0; h < kHeads; ++h) store(s + h * s_ld, sum[h] * broadcast(alpha));
+}
+
 /// Sums + P V for the keys of a group, kRows rows and kBlocks * kPairColumns columns from d on; p
 /// has rows of p_ld elements.
 template <int kRows, int kBlocks, class T>
 FLASHTILE_NOINLINE void add_pairs(KeyGroupRows v, int64_t d, const Bf16* p, int64_t p_ld,
-                                  const SumRows& sums, TileFetch& fetch) {
+                                  const SumRows& sums, TileFetch fetch) {
   Sums<kRows, 2 * kBlocks> sum;
   FLASHTILE_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -133,7 +166,7 @@ FLASHTILE_NOINLINE void add_pairs(KeyGroupRows v, int64_t d, const Bf16* p, int6
       sum[r][c] = load(sums.from + r * sums.from_ld + d + c * kLanes);
     }
   }
-  TileFetch::Chunk ahead{};
+  FetchStep ahead{};
   FLASHTILE_UNROLL
   for (int u = 0; u < 8; ++u) {
     if (u * 2 * kBlocks % kKeyGroup == 0) ahead = fetch.next();
@@ -152,8 +185,8 @@ FLASHTILE_NOINLINE void add_pairs(KeyGroupRows v, int64_t d, const Bf16* p, int6
         sum[r][2 * b] = dot_pairs(weights, low, sum[r][2 * b]);
         sum[r][2 * b + 1] = dot_pairs(weights, high, sum[r][2 * b + 1]);
       }
-      ahead.fetch_after(sum[0][2 * b], 0);
-      ahead.fetch_after(sum[0][2 * b + 1], 1);
+      ahead.fetch_after(sum[0][2 * b], (u * kBlocks + b) * 2);
+      ahead.fetch_after(sum[0][2 * b + 1], (u * kBlocks + b) * 2 + 1);
     }
   }
   FLASHTILE_UNROLL

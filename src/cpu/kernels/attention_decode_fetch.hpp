@@ -3,10 +3,12 @@
 
 // Fetching of keys and values ahead of decoding.
 //
-// While products run, keys and values of the next tile are fetched in turns, line by line in the
-// order of memory, a line for each few instructions. A processor drops what it is asked to fetch in
+// While products run, the next tile is fetched line by line in the order of memory, a line for each
+// few instructions: its keys by products with keys, its values by those with values, or, where keys
+// lie in pages, both by both, eight lines in turns. A processor drops what it is asked to fetch in
 // bursts, and only where lines follow each other does it see a stream coming and fetch ahead by
-// itself; two streams keep more of the memory busy than one. See docs/notebook.md for figures.
+// itself; where streams end soon, two keep more of the memory busy than one. See docs/notebook.md
+// for figures.
 
 #include "cpu/simd/simd.hpp"
 
@@ -88,24 +90,26 @@ struct RowWalk {
   Place place_{0, 0};
 };
 
-/// What products fetch meanwhile: keys and values of the next tile, in turns.
+/// What one step of a product fetches: sixteen places, one after the other.
+struct FetchStep {
+  RowWalk::Chunk first, second;
+
+  FLASHTILE_INLINE void fetch_after(Vf& x, int64_t place) {
+    RowWalk::Chunk& chunk = place % (2 * RowWalk::kPlaces) < RowWalk::kPlaces ? first : second;
+    fetch_line_after(x, chunk.first);
+    chunk.first += chunk.step;
+  }
+};
+
+/// What a product fetches: eight places of either walk in turns, which may be the same one.
 struct TileFetch {
-  RowWalk k, v;
+  RowWalk *first, *second;
 
-  /// The places of one step of a product: sixteen, one after the other.
-  struct Chunk {
-    RowWalk::Chunk k, v;
-
-    FLASHTILE_INLINE void fetch_after(Vf& x, int64_t place) {
-      RowWalk::Chunk& chunk = place % 2 == 0 ? k : v;
-      fetch_line_after(x, chunk.first);
-      chunk.first += chunk.step;
-    }
-  };
-  FLASHTILE_INLINE Chunk next() {
-    TileFetch* fetch = this;
-    forget(fetch);
-    return {fetch->k.next(), fetch->v.next()};
+  FLASHTILE_INLINE FetchStep next() {
+    forget(first);
+    forget(second);
+    const RowWalk::Chunk chunk = first->next();
+    return {chunk, second->next()};
   }
 };
 

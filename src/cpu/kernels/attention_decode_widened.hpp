@@ -36,12 +36,12 @@ using Sums = Vf[static_cast<size_t>(kRows)][static_cast<size_t>(kColumns)];
 /// that a score is one chain over d, as in gemm.hpp.
 template <int kRows, class T>
 FLASHTILE_NOINLINE void score_widened(KeyGroupRows k, const float* q, int64_t q_ld, int64_t dim,
-                                      float alpha, float* s, int64_t s_ld, TileFetch& fetch) {
+                                      float alpha, float* s, int64_t s_ld, TileFetch fetch) {
   for (int64_t first = 0; first < kKeyGroup; first += kLanes) {
     Vf sum[static_cast<size_t>(kRows)];
     FLASHTILE_UNROLL
     for (int r = 0; r < kRows; ++r) sum[r] = zero();
-    TileFetch::Chunk ahead{};
+    FetchStep ahead{};
     for (int64_t d = 0, n = 0; d < dim; d += kLanes, n += kLanes) {
       const int64_t left = dim - d;
       if (n % kKeyGroup == 0) ahead = fetch.next();
@@ -71,15 +71,14 @@ FLASHTILE_NOINLINE void score_widened(KeyGroupRows k, const float* q, int64_t q_
 /// the last one may be `last` columns wide.
 template <int kRows, int kVecs, bool is_whole, class T>
 FLASHTILE_NOINLINE void add_columns(KeyGroupRows v, const float* p, int64_t p_ld,
-                                    const SumRows& sums, int64_t d, int64_t last,
-                                    TileFetch& fetch) {
+                                    const SumRows& sums, int64_t d, int64_t last, TileFetch fetch) {
   Sums<kRows, kVecs> sum;
   FLASHTILE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     FLASHTILE_UNROLL
     for (int c = 0; c < kVecs; ++c) sum[r][c] = load(sums.from + r * sums.from_ld + d + c * kLanes);
   }
-  TileFetch::Chunk ahead{};
+  FetchStep ahead{};
   for (int64_t u = 0; u < kKeyGroup; ++u) {
     if (u * kVecs % kKeyGroup == 0) ahead = fetch.next();
     const T* row = v.row<T>(u, d);
@@ -108,7 +107,7 @@ FLASHTILE_NOINLINE void add_columns(KeyGroupRows v, const float* p, int64_t p_ld
 /// All columns.
 template <int kRows, class T>
 FLASHTILE_INLINE void add_widened(KeyGroupRows v, const float* p, int64_t p_ld, int64_t dim,
-                                  const SumRows& sums, TileFetch& fetch) {
+                                  const SumRows& sums, TileFetch fetch) {
   int64_t d = 0;
   for (; d + 4 * kLanes <= dim; d += 4 * kLanes) {
     add_columns<kRows, 4, true, T>(v, p, p_ld, sums, d, kLanes, fetch);
