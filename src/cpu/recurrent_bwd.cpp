@@ -19,9 +19,21 @@ namespace {
 /// this much memory.
 constexpr int64_t kKeptBytes = int64_t{12} << 20;
 
+/// Chunks from one state that is kept to the next, where any are.
+constexpr int64_t kKeptDistance = 2;
+
+/// States that are kept of a sequence, in bytes.
+int64_t kept_state_bytes(const IsaEntry& isa, const LinearProblem& problem) {
+  const VectorDecayPairKernels* pairs = vector_decay_pairs(isa, problem);
+  if (pairs == nullptr) return 0;
+  return ceil_div(problem.max_seqlen, kKeptDistance * kRecurrentRows) * 2 *
+         pairs->kept_elements(problem.head_dim, problem.head_dim_v);
+}
+
 /// Most states of a task.
-int64_t max_group(const LinearProblem& problem) {
-  const int64_t kept = std::max<int64_t>(1, problem.max_seqlen * problem.head_dim * 4);
+int64_t max_group(const IsaEntry& isa, const LinearProblem& problem) {
+  const int64_t kept = std::max<int64_t>(
+      1, problem.max_seqlen * problem.head_dim * 4 + kept_state_bytes(isa, problem));
   return std::clamp<int64_t>(kKeptBytes / kept, 1, max_state_group(problem));
 }
 
@@ -33,6 +45,7 @@ struct RecurrentStateMemory {
   float* query_sums;  ///< head_dim for each row of the sequence
   double* passing;
   double* dbonus;
+  uint16_t* kept;  ///< states before some chunks
 
   RecurrentStateMemory(const IsaEntry& isa, const LinearProblem& problem, WorkspaceCursor& cursor) {
     const RecurrentKernels& kernels = isa.linear->recurrent;
@@ -44,6 +57,7 @@ struct RecurrentStateMemory {
     query_sums = cursor.take<float>(problem.max_seqlen * problem.head_dim);
     passing = cursor.take<double>(problem.head_dim);
     dbonus = cursor.take<double>(problem.head_dim);
+    kept = cursor.take<uint16_t>(kept_state_bytes(isa, problem) / 2);
   }
 };
 
@@ -53,12 +67,12 @@ struct RecurrentBwdMemory {
   float* transposed_rows;  ///< likewise
   char* scratch;
   const VectorDecayPairKernels* pairs;  ///< null: all is done row by row
-  char* values_scratch = nullptr;
+  char* pairs_scratch = nullptr;
 
   RecurrentBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
                      WorkspaceCursor& cursor) {
     const RecurrentKernels& kernels = isa.linear->recurrent;
-    for (int64_t n = 0; n < max_group(problem); ++n) states.emplace_back(isa, problem, cursor);
+    for (int64_t n = 0; n < max_group(isa, problem); ++n) states.emplace_back(isa, problem, cursor);
     rows = cursor.take<float>(problem.head_dim * strip_columns(kernels, problem.head_dim_v));
     transposed_rows =
         cursor.take<float>(problem.head_dim_v * strip_columns(kernels, problem.head_dim));
@@ -66,8 +80,8 @@ struct RecurrentBwdMemory {
         max_rows, problem.head_dim, problem.head_dim_v, problem.heads_a_state()));
     pairs = vector_decay_pairs(isa, problem);
     if (pairs == nullptr) return;
-    values_scratch =
-        cursor.take<char>(pairs->bwd_scratch_bytes(problem.head_dim, problem.heads_a_state()));
+    pairs_scratch = cursor.take<char>(
+        pairs->bwd_scratch_bytes(problem.head_dim, problem.head_dim_v, problem.heads_a_state()));
   }
 };
 
@@ -155,6 +169,14 @@ class RecurrentBwdStream {
     return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
   }
 
+  /// Where the state before a row is kept; null where it is not.
+  uint16_t* kept_state(int64_t begin) const {
+    const int64_t distance = kKeptDistance * kRecurrentRows;
+    if (shared_.pairs == nullptr || begin == 0 || begin % distance != 0) return nullptr;
+    return memory_.kept +
+           begin / distance * shared_.pairs->kept_elements(problem_.head_dim, problem_.head_dim_v);
+  }
+
   struct Addresses {
     std::vector<ChunkRows> q, dout, dq;
   };
@@ -200,8 +222,10 @@ class RecurrentBwdStream {
     chunk.passing = memory_.passing;
     chunk.dbonus = memory_.dbonus;
     chunk.scratch = shared_.scratch;
-    if (shared_.pairs != nullptr) chunk.bwd_values = shared_.pairs->bwd_values;
-    chunk.values_scratch = shared_.values_scratch;
+    chunk.pairs = shared_.pairs;
+    chunk.pairs_scratch = shared_.pairs_scratch;
+    chunk.kept_before = kept_state(begin);
+    chunk.kept_behind = chunk.ends_sequence ? nullptr : kept_state(begin + max_rows_);
     return chunk;
   }
 
@@ -280,7 +304,7 @@ void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
   const int64_t parts =
       plan.num_tasks == 0 ? 1 : std::clamp<int64_t>(num_workers / plan.num_tasks, 1, num_strips);
   const int64_t group =
-      std::clamp<int64_t>(plan.num_tasks / (2 * num_workers), 1, max_group(problem));
+      std::clamp<int64_t>(plan.num_tasks / (2 * num_workers), 1, max_group(isa, problem));
   const int64_t groups = ceil_div(problem.num_state_heads, group);
   parallel_for(limited, problem.batch_size * groups * parts, [&](int64_t task, int worker) {
     WorkspaceCursor cursor(workspace.data() + worker * plan.bytes_a_worker);

@@ -8,7 +8,7 @@
 #include "cpu/kernels/delta_chunk_bwd.hpp"
 #include "cpu/kernels/linear_kernels.hpp"
 #include "cpu/kernels/scalar_decay_operand_kernels.hpp"
-#include "cpu/kernels/vector_decay_values.hpp"
+#include "cpu/kernels/vector_decay_keys.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
@@ -22,9 +22,15 @@ constexpr ScalarDecayOperandKernels kDeltaPairKernels = [] {
   return kernels;
 }();
 
+inline int64_t vector_decay_bwd_bytes(int64_t head_dim, int64_t head_dim_v, int64_t num_members) {
+  const int64_t keys = vector_decay_keys_bytes(head_dim_v, num_members);
+  const int64_t values = vector_decay_values_bytes(head_dim, num_members);
+  return keys > values ? keys : values;
+}
+
 constexpr VectorDecayPairKernels kVectorDecayPairKernels = {
-    vector_decay_scratch_bytes, vector_decay_fwd_chunk, vector_decay_values_bytes,
-    vector_decay_values};
+    vector_decay_scratch_bytes, vector_decay_fwd_chunk, vector_decay_bwd_bytes,
+    vector_decay_kept_elements, vector_decay_values,    vector_decay_keys};
 
 const ScalarDecayOperandKernels& scalar_decay_pair_kernels() { return kPairKernels; }
 const ScalarDecayOperandKernels& delta_pair_kernels() { return kDeltaPairKernels; }

@@ -209,46 +209,53 @@ struct ColumnRange {
   }
 };
 
-/// The rows that a pass writes, and the inputs of the chunk that it takes next.
-inline RowPrefetch recurrent_bwd_prefetch(const RecurrentBwdChunk& c, bool is_query) {
-  RowPrefetch prefetch;
-  if (const RecurrentBwdChunk* next = c.next; next != nullptr) {
-    prefetch_rows(next->k, 0, next->rows, c.head_dim, &prefetch);
-    prefetch_rows(next->v, 0, next->rows, c.head_dim_v, &prefetch);
-    prefetch_rows(next->g, 0, next->rows, c.head_dim, &prefetch);
-    for (int64_t m = 0; m < next->num_members; ++m) {
-      prefetch_rows(next->q[m], 0, next->rows, c.head_dim, &prefetch);
-      prefetch_rows(next->dout[m], 0, next->rows, c.head_dim_v, &prefetch);
-    }
-  }
-  for (int64_t m = 0; m < c.num_members && is_query; ++m) {
-    prefetch_rows(c.dq[m], 0, c.rows, c.head_dim, &prefetch);
-  }
-  if (!is_query) {
-    prefetch_rows(c.dk, 0, c.rows, c.head_dim, &prefetch);
-    prefetch_rows(c.dv, 0, c.rows, c.head_dim_v, &prefetch);
-    prefetch_rows(c.dg, 0, c.rows, c.head_dim, &prefetch);
-  }
-  const bool has_value_steps = !is_query && c.bwd_values == nullptr;
-  spread_prefetch((c.keys.count + (has_value_steps ? c.values.count : 0)) * c.rows, &prefetch);
-  return prefetch;
+/// dQ forward or dK back of the strips that products of pairs take: a bit for each.
+inline uint64_t keys_by_pairs(const RecurrentBwdChunk& c, const RecurrentBwdInputs& in,
+                              bool is_back) {
+  if (c.pairs == nullptr) return 0;
+  const int64_t first = in.query_at(0, 0);
+  return c.pairs->bwd_keys({&c,
+                            is_back,
+                            c.ends_sequence,
+                            c.rows,
+                            c.head_dim,
+                            c.head_dim_v,
+                            c.keys,
+                            c.num_members,
+                            in.q + first * in.ld_k,
+                            in.member_rows * in.ld_k,
+                            in.dout + first * in.ld_v,
+                            in.member_rows * in.ld_v,
+                            in.k,
+                            in.v,
+                            in.decay,
+                            in.ld_k,
+                            is_back ? c.dstate_transposed : c.state,
+                            is_back ? in.dk : in.dq + first * in.ld_k,
+                            is_back ? c.kept_behind : c.kept_before,
+                            c.passing,
+                            c.pairs_scratch});
 }
 
 /// R do for all strips of key dimensions, forward over the rows: dQ before the scale and without a
 /// row's own key and value.
 inline void query_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
-  RowPrefetch prefetch = recurrent_bwd_prefetch(c, /*is_query=*/true);
+  RowPrefetch prefetch = recurrent_bwd_prefetch(c, /*is_back=*/false, c.keys.count * c.rows);
   const ColumnRange keys(c.keys, c.head_dim);
+  const auto read_strip = [&](int64_t column, int64_t row) {
+    strip_read(padded(c.head_dim - column) / kLanes, c.head_dim_v, in.dout + row * in.ld_v,
+               c.state + column * c.head_dim_v, in.dq + row * in.ld_k + column);
+  };
   for (int64_t column = keys.begin; column < keys.end; column += kStripWidth) {
+    for (int64_t m = 0; m < c.num_members && c.begins_sequence && in.shift > 0; ++m) {
+      read_strip(column, in.query_at(m, -1));
+    }
+  }
+  uint64_t done = keys_by_pairs(c, in, /*is_back=*/false);
+  for (int64_t column = keys.begin; column < keys.end; column += kStripWidth, done >>= 1) {
+    if (done % 2 == 1) continue;
     const int64_t num_vecs = padded(c.head_dim - column) / kLanes;
     float* state = c.state + column * c.head_dim_v;
-    const auto read = [&](int64_t row) {
-      strip_read(num_vecs, c.head_dim_v, in.dout + row * in.ld_v, state,
-                 in.dq + row * in.ld_k + column);
-    };
-    for (int64_t m = 0; m < c.num_members && c.begins_sequence && in.shift > 0; ++m) {
-      read(in.query_at(m, -1));
-    }
     // A row is added when the next one comes, so that each query finds the decayed state.
     const float* added_key = in.zeros;
     const float* added_value = in.zeros;
@@ -261,7 +268,7 @@ inline void query_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) 
           {c.head_dim_v, in.decay + at, in.resets[t] != 0, added_value, added_key, 1, 0, 0,
            in.dout + row * in.ld_v, in.dq + row * in.ld_k + column},
           state);
-      for (int64_t m = 1; m < c.num_members; ++m) read(in.query_at(m, t));
+      for (int64_t m = 1; m < c.num_members; ++m) read_strip(column, in.query_at(m, t));
       added_key = in.k + at;
       added_value = in.v + t * in.ld_v;
     }
@@ -276,14 +283,16 @@ inline void query_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) 
 
 /// Y v without a row's own queries, for dK, and dV, backward over the rows.
 inline void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& in) {
-  RowPrefetch prefetch = recurrent_bwd_prefetch(c, /*is_query=*/false);
+  RowPrefetch prefetch =
+      recurrent_bwd_prefetch(c, /*is_back=*/true, (c.keys.count + c.values.count) * c.rows);
   const int64_t q_step = in.member_rows * in.ld_k;
   const int64_t dout_step = in.member_rows * in.ld_v;
   const ColumnRange keys(c.keys, c.head_dim);
   const ColumnRange values(c.values, c.head_dim_v);
-  for (int64_t column = keys.begin; column < keys.end; column += kStripWidth) {
+  uint64_t keys_done = keys_by_pairs(c, in, /*is_back=*/true);
+  for (int64_t column = keys.begin; column < keys.end; column += kStripWidth, keys_done >>= 1) {
     const int64_t num_vecs = padded(c.head_dim - column) / kLanes;
-    for (int64_t t = c.rows - 1; t >= 0; --t) {
+    for (int64_t t = keys_done % 2 == 1 ? -1 : c.rows - 1; t >= 0; --t) {
       prefetch.step();
       const int64_t at = t * in.ld_k + column;
       const int64_t row = in.query_at(0, t);
@@ -296,11 +305,12 @@ inline void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& 
     }
   }
   uint64_t done = 0;
-  if (c.bwd_values != nullptr) {
+  if (c.pairs != nullptr) {
     const int64_t first = in.query_at(0, 0);
-    done = c.bwd_values({c.rows, c.head_dim, c.head_dim_v, c.values, c.num_members,
-                         in.q + first * in.ld_k, q_step, in.dout + first * in.ld_v, dout_step, in.k,
-                         in.decay, in.ld_k, in.ld_v, c.dstate, in.dv, c.values_scratch});
+    done =
+        c.pairs->bwd_values({&c, c.rows, c.head_dim, c.head_dim_v, c.values, c.num_members,
+                             in.q + first * in.ld_k, q_step, in.dout + first * in.ld_v, dout_step,
+                             in.k, in.decay, in.ld_k, in.ld_v, c.dstate, in.dv, c.pairs_scratch});
   }
   for (int64_t column = values.begin; column < values.end; column += kStripWidth, done >>= 1) {
     const int64_t num_vecs = padded(c.head_dim_v - column) / kLanes;
@@ -382,13 +392,13 @@ inline void recurrent_bwd_queries(const RecurrentBwdChunk& c) {
   query_gradients(c, in);
   const ColumnRange keys(c.keys, c.head_dim);
   for (int64_t t = 0; t < c.rows; ++t) {
-    for (int64_t i = keys.begin; i < keys.end; ++i) {
-      float sum = 0;
+    for (int64_t i = keys.begin; i < keys.end; i += kLanes) {
+      Vf sum = zero();
       for (int64_t m = 0; m < c.num_members && t + in.shift < in.rows; ++m) {
         const int64_t at = in.query_at(m, t) * in.ld_k + i;
-        sum += in.q[at] * in.dq[at];
+        sum = sum + load(in.q + at) * load(in.dq + at);
       }
-      c.query_sums[t * c.head_dim + i] = sum;
+      store_partial(c.query_sums + t * c.head_dim + i, sum, keys.end - i);
     }
   }
   own_gradients(c, /*is_query=*/true, in);

@@ -301,6 +301,40 @@ inline RowPrefetch recurrent_prefetch(const RecurrentChunk& c) {
   return prefetch;
 }
 
+/// Of a backward pass, the rows that it writes.
+inline void prefetch_bwd_results(const RecurrentBwdChunk& c, bool is_back, RowPrefetch* prefetch) {
+  for (int64_t m = 0; m < c.num_members && !is_back; ++m) {
+    prefetch_rows(c.dq[m], 0, c.rows, c.head_dim, prefetch);
+  }
+  if (!is_back) return;
+  prefetch_rows(c.dk, 0, c.rows, c.head_dim, prefetch);
+  prefetch_rows(c.dv, 0, c.rows, c.head_dim_v, prefetch);
+  prefetch_rows(c.dg, 0, c.rows, c.head_dim, prefetch);
+}
+
+/// The inputs of the chunk that it takes next.
+inline void prefetch_bwd_inputs(const RecurrentBwdChunk& c, RowPrefetch* prefetch) {
+  const RecurrentBwdChunk* next = c.next;
+  if (next == nullptr) return;
+  prefetch_rows(next->k, 0, next->rows, c.head_dim, prefetch);
+  prefetch_rows(next->v, 0, next->rows, c.head_dim_v, prefetch);
+  prefetch_rows(next->g, 0, next->rows, c.head_dim, prefetch);
+  for (int64_t m = 0; m < next->num_members; ++m) {
+    prefetch_rows(next->q[m], 0, next->rows, c.head_dim, prefetch);
+    prefetch_rows(next->dout[m], 0, next->rows, c.head_dim_v, prefetch);
+  }
+}
+
+/// Both, over some steps.
+inline RowPrefetch recurrent_bwd_prefetch(const RecurrentBwdChunk& c, bool is_back,
+                                          int64_t num_steps) {
+  RowPrefetch prefetch;
+  prefetch_bwd_inputs(c, &prefetch);
+  prefetch_bwd_results(c, is_back, &prefetch);
+  spread_prefetch(num_steps, &prefetch);
+  return prefetch;
+}
+
 inline void recurrent_fwd_chunk(const RecurrentChunk& c) {
   RecurrentInputs in(c.scratch, c.max_rows, c.head_dim, c.head_dim_v, c.num_members);
   pack_recurrent_inputs(c, in);

@@ -67,9 +67,12 @@ struct StripRange {
   int64_t count;
 };
 
+struct RecurrentBwdChunk;
+
 /// Some rows of one state of vector decay backward, as floats in rows of whole strips; `q` and
 /// `dout` are of the queries that read the state behind a row.
 struct VectorDecayValues {
+  const RecurrentBwdChunk* chunk;  ///< whose results are fetched meanwhile
   int64_t rows;
   int64_t head_dim;
   int64_t head_dim_v;
@@ -84,6 +87,32 @@ struct VectorDecayValues {
   int64_t ld_k, ld_v;
   float* dstate;
   float* dv;
+  char* scratch;
+};
+
+/// Likewise, over strips of key dimensions of the transposed state: dQ forward, dK back, both
+/// without a row's own key or query.
+struct VectorDecayKeys {
+  const RecurrentBwdChunk* chunk;  ///< what it takes next is fetched meanwhile
+  bool is_back;
+  bool ends_sequence;  ///< forward, the last row is not added to the state
+  int64_t rows;
+  int64_t head_dim;
+  int64_t head_dim_v;
+  StripRange keys;
+  int64_t num_members;
+  const float* q;
+  int64_t q_step;  ///< of dQ, too
+  const float* dout;
+  int64_t dout_step;
+  const float* k;
+  const float* v;
+  const float* decay;
+  int64_t ld_k;
+  float* state;
+  float* out;
+  uint16_t* kept;  ///< the state before the rows, or back that behind them; may be null
+  double* passing;
   char* scratch;
 };
 
@@ -115,9 +144,11 @@ struct RecurrentBwdChunk {
   float* query_sums;  ///< what q reads of the decayed state, head_dim each: written forward
   double* passing;    ///< head_dim gradients of log decays
   double* dbonus;     ///< head_dim sums, added to
-  /// Of VectorDecayPairKernels; null where dV is found row by row.
-  uint64_t (*bwd_values)(const VectorDecayValues& values);
-  char* values_scratch;
+  /// Null where all is done row by row.
+  const struct VectorDecayPairKernels* pairs;
+  uint16_t* kept_before;  ///< the state before the rows; null where it is not kept
+  uint16_t* kept_behind;
+  char* pairs_scratch;
   char* scratch;
 };
 
@@ -185,10 +216,13 @@ struct VectorDecayPairKernels {
   int64_t (*scratch_bytes)(int64_t max_rows, int64_t head_dim, int64_t head_dim_v,
                            int64_t num_members);
   void (*fwd_chunk)(const RecurrentChunk& chunk);
-  int64_t (*bwd_scratch_bytes)(int64_t head_dim, int64_t num_members);
+  int64_t (*bwd_scratch_bytes)(int64_t head_dim, int64_t head_dim_v, int64_t num_members);
+  int64_t (*kept_elements)(int64_t head_dim, int64_t head_dim_v);
   /// dV and the gradient of the state before the rows: a bit for each strip that is done. Others
   /// have to be taken row by row.
   uint64_t (*bwd_values)(const VectorDecayValues& values);
+  /// dQ or dK, and the state or its gradient: likewise.
+  uint64_t (*bwd_keys)(const VectorDecayKeys& keys);
 };
 
 struct RecurrentKernels {

@@ -6,9 +6,6 @@
 // entries have no bonus here, and X that of the state behind the chunk:
 //
 //   dV = [K~ P'] [X; dO]      X' = [first..last] X + Q~' dO
-//
-// dQ and dK are not: the gradient of a decay is a sum of their differences over all later rows,
-// where the operands' rounding would add up.
 
 #include "cpu/kernels/vector_decay_chunk.hpp"
 
@@ -169,7 +166,8 @@ inline bool prepare_values(const VectorDecayValues& c, const VectorDecayValuesSc
 
 /// A strip of values. False: nothing was done.
 inline bool vector_decay_values_strip(const VectorDecayValues& c, int64_t strip,
-                                      const VectorDecayValuesScratch& scratch) {
+                                      const VectorDecayValuesScratch& scratch,
+                                      RowPrefetch* prefetch) {
   const int64_t column = strip * kStripWidth;
   const int64_t rest = c.head_dim_v - column;
   const int64_t columns = rest < kStripWidth ? rest : kStripWidth;
@@ -191,6 +189,7 @@ inline bool vector_decay_values_strip(const VectorDecayValues& c, int64_t strip,
   for (int64_t member = 0; member < c.num_members; ++member) {
     GemmC dv{c.dv + column, c.ld_v};
     dv.accumulate = member > 0;
+    dv.prefetch = prefetch;
     if (member == 0) {
       gemm_bf16(c.rows, columns, scratch.state_depth + c.rows, {scratch.left, scratch.ld_left, 2},
                 scratch.right, kStripWidth, dv);
@@ -200,6 +199,7 @@ inline bool vector_decay_values_strip(const VectorDecayValues& c, int64_t strip,
     }
     GemmC state{dstate, kStripWidth};
     state.accumulate = true;
+    state.prefetch = prefetch;
     if (member == 0) state.row_scale = scratch.decay + 2 * c.ld_k;
     const Bf16* q = scratch.q_pairs + member * VectorDecayValuesScratch::kRows * c.ld_k;
     gemm_bf16(c.head_dim, columns, c.rows, {q, 2, 2 * c.ld_k}, dout_of(member), kStripWidth, state);
@@ -210,9 +210,13 @@ inline bool vector_decay_values_strip(const VectorDecayValues& c, int64_t strip,
 inline uint64_t vector_decay_values(const VectorDecayValues& c) {
   const VectorDecayValuesScratch scratch(c.scratch, c.head_dim, c.num_members);
   if (c.rows < kMinChunkRows || !prepare_values(c, scratch)) return 0;
+  RowPrefetch prefetch;
+  prefetch_bwd_results(*c.chunk, /*is_back=*/true, &prefetch);
+  spread_prefetch(c.values.count * (c.rows + c.head_dim) / kTileRows[kTileVecs - 1], &prefetch);
   uint64_t done = 0;
   for (int64_t n = 0; n < c.values.count && n < 64; ++n) {
-    if (vector_decay_values_strip(c, c.values.first + n, scratch)) done |= uint64_t{1} << n;
+    if (vector_decay_values_strip(c, c.values.first + n, scratch, &prefetch))
+      done |= uint64_t{1} << n;
   }
   return done;
 }
