@@ -454,6 +454,9 @@ inline const float* dread_behind(const DeltaBwdChunk& c, const DeltaBwdInputs& i
 /// Backward over value strips: de, or dv and dx, and their parts of dk and db.
 inline void delta_values_backward(const DeltaBwdChunk& c) {
   DeltaBwdInputs in = pack_delta_inputs(c);
+  RowPrefetch prefetch = delta_prefetch(c, /*is_back=*/true);
+  if (c.is_low_rank) prefetch_rows(c.dv_rows, 0, c.rows, c.head_dim_v, &prefetch);
+  spread_prefetch(c.num_strips * c.rows, &prefetch);
   const DeltaPending none{in.ones, in.zeros, in.zeros};
   for_each_strip(c, c.head_dim_v, c.head_dim, [&](int64_t column, int64_t num_vecs, int64_t from) {
     float* state = c.state + from;
@@ -464,6 +467,7 @@ inline void delta_values_backward(const DeltaBwdChunk& c) {
       pending.value = dread_behind(c, in, c.rows - 1) + column;
     }
     for (int64_t t = c.rows - 1; t >= 0; --t) {
+      prefetch.step();
       const int64_t at = t * in.ld_k;
       const int64_t at_v = t * in.ld_v + column;
       const int64_t at_part = column / kStripWidth * c.part_stride + at;
@@ -695,10 +699,13 @@ inline void delta_keys_backward(const DeltaBwdChunk& c) {
     scale_value_row(c, in.beta[t], c.dread + t * in.ld_v, in.dwritten + t * in.ld_v);
   }
   if (c.is_low_rank) in.written = c.read;
-  RowPrefetch prefetch = delta_prefetch(c, /*is_back=*/true);
+  RowPrefetch prefetch;
   prefetch_rows(c.dq_rows, 0, c.rows, c.head_dim, &prefetch);
   prefetch_rows(c.dk_rows, 0, c.rows, c.head_dim, &prefetch);
   if (!c.is_low_rank) prefetch_rows(c.dv_rows, 0, c.rows, c.head_dim_v, &prefetch);
+  if (c.is_vector_gate) prefetch_rows(c.dg_rows, 0, c.rows, c.head_dim, &prefetch);
+  prefetch_rows(c.da_rows, 0, c.rows, c.head_dim, &prefetch);
+  prefetch_rows(c.db_rows, 0, c.rows, c.head_dim, &prefetch);
   spread_prefetch(c.num_strips * c.rows, &prefetch);
   for_each_strip(c, c.head_dim, c.head_dim_v, [&](int64_t column, int64_t num_vecs, int64_t at) {
     delta_keys_strip(c, in, column, num_vecs, c.state + at, &prefetch);
