@@ -142,7 +142,7 @@ class RecurrentBwdStream {
                           ld_v_, shared_.rows + column);
     }
     const int64_t end = std::min((keys_.first + keys_.count) * width, problem_.head_dim);
-    for (int64_t i = keys_.first * width; i < end && !bonus_.empty(); ++i) {
+    for (int64_t i = keys_.first * width; i < end && !bonus_->empty(); ++i) {
       sums.add(args_.gradients.u_bonus, sequence_.batch_idx, head_, i, memory_.dbonus[i]);
     }
   }
@@ -210,7 +210,7 @@ class RecurrentBwdStream {
     chunk.k = rows(in.k, problem_.key_head_of(head_), begin);
     chunk.v = rows(in.v, head_, begin);
     chunk.g = rows(in.g, head_, begin);
-    chunk.bonus = bonus_.empty() ? nullptr : bonus_.data();
+    chunk.bonus = bonus_->empty() ? nullptr : bonus_->data();
     chunk.state = memory_.state;
     chunk.dstate_transposed = memory_.dstate_transposed;
     chunk.dstate = memory_.dstate;
@@ -238,7 +238,7 @@ class RecurrentBwdStream {
   int64_t ld_k_, ld_v_;
   const RecurrentBwdMemory& shared_;
   const RecurrentStateMemory& memory_;
-  std::vector<float> bonus_;
+  KeptVector<float> bonus_;
   StripRange keys_, values_;
   std::array<Addresses, 2> addresses_;
   size_t turn_ = 0;

@@ -117,7 +117,7 @@ class RecurrentStream {
     chunk.beta = rows(in.beta, head_, begin);
     chunk.a = rows(in.a, head_, begin);
     chunk.b = rows(in.b, head_, begin);
-    chunk.bonus = bonus_.empty() ? nullptr : bonus_.data();
+    chunk.bonus = bonus_->empty() ? nullptr : bonus_->data();
     chunk.next_begin = count;
     chunk.next_end = std::min(count + max_rows_, sequence_.length - begin);
     chunk.strips = memory.strips;
@@ -134,7 +134,7 @@ class RecurrentStream {
   int64_t head_;
   int64_t max_rows_;
   int64_t ld_;
-  std::vector<float> bonus_;
+  KeptVector<float> bonus_;
   std::vector<ChunkRows> q_, out_;
 };
 
@@ -153,10 +153,10 @@ RecurrentUpdate recurrent_update(const LinearOp& op) {
   return op.update == LinearUpdate::kLowRank ? RecurrentUpdate::kLowRank : RecurrentUpdate::kAdd;
 }
 
-std::vector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head) {
-  std::vector<float> bonus;
+KeptVector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head) {
+  KeptVector<float> bonus;
   for (int64_t i = 0; args.inputs.u_bonus && i < problem.head_dim; ++i) {
-    bonus.push_back(static_cast<float>(load_parameter(args.inputs.u_bonus, head, i)));
+    bonus->push_back(static_cast<float>(load_parameter(args.inputs.u_bonus, head, i)));
   }
   return bonus;
 }

@@ -116,7 +116,7 @@ class FwdStream {
       store_state_vector(final_states.norm, sequence_.batch_idx, head_, ld_,
                          state_ + columns_.count);
     }
-    store_state(final_states.max, sequence_.batch_idx, head_, {gates_.last_max});
+    store_state(final_states.max, sequence_.batch_idx, head_, std::span(&gates_.last_max, 1));
   }
 
  private:

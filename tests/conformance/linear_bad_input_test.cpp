@@ -122,6 +122,24 @@ std::string error_of_call(void (*op)(const LinearArgs&, const Context&), const L
   return "";
 }
 
+/// A call like one before is not checked against the table again, but for what its tensors hold.
+TEST(LinearBadInput, DataOfARepeatedCallIsLookedAt) {
+  const cli::OwnedCall step = linear_call("gla_step:b2:hq2:d4:lines3:state_slots={2,0}");
+  const cli::OwnedCall packed = linear_call("gla_fwd:cu_seqlens={0,3,7}:hq2:d4");
+  step.call.run({});
+  packed.call.run({});
+  set(step.call.tensor("state_slots"), {1}, 2);
+  set(packed.call.tensor("cu_seqlens"), {1}, 8);
+  EXPECT_THROW(step.call.run({}), Error);
+  EXPECT_THROW(packed.call.run({}), Error);
+  // Another longest sequence: another plan.
+  set(packed.call.tensor("cu_seqlens"), {1}, 1);
+  packed.call.run({});
+  const cli::OwnedCall fresh = linear_call("gla_fwd:cu_seqlens={0,1,7}:hq2:d4");
+  fresh.call.run({});
+  EXPECT_TRUE(same_bits(packed.call.tensor("out"), fresh.call.tensor("out")));
+}
+
 TEST(LinearBadInput, ArgumentsOfOtherOpsAreRefused) {
   const Tensor x = Tensor::random(DType::kF32, {2, 5, 2, 4}, 1);
   const Tensor gate = Tensor::random(DType::kF32, {2, 5, 2}, 2);

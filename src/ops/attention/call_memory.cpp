@@ -3,58 +3,13 @@
 
 #include <algorithm>
 
+#include "core/call_ranges.hpp"
 #include "core/env.hpp"
 #include "core/kept_vector.hpp"
 #include "core/validate.hpp"
 
 namespace flashtile {
 namespace {
-
-constexpr uintptr_t kAlignment = 256;  // what plans look at, at most
-
-/// Bytes that a view touches, from the first to the last.
-struct Range {
-  int64_t begin, end;
-  bool is_written;
-};
-
-Range range_of(const TensorView& tensor, bool is_written) {
-  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(tensor.data));
-  const int64_t bytes = dtype_bytes(tensor.dtype);
-  Range range = {address, address + bytes, is_written};
-  for (int d = 0; d < tensor.ndim && d < TensorView::kMaxDims; ++d) {
-    const auto dim = static_cast<size_t>(d);
-    // Nothing has been checked yet: what overflows wraps, and the checks refuse it later.
-    const auto reach = static_cast<int64_t>(static_cast<uint64_t>(tensor.shape[dim] - 1) *
-                                            static_cast<uint64_t>(tensor.strides[dim]) *
-                                            static_cast<uint64_t>(bytes));
-    int64_t& side = reach < 0 ? range.begin : range.end;
-    side = static_cast<int64_t>(static_cast<uint64_t>(side) + static_cast<uint64_t>(reach));
-  }
-  return range;
-}
-
-bool has_meeting(const std::vector<Range>& ranges) {
-  for (const Range& output : ranges) {
-    if (!output.is_written) continue;
-    for (const Range& other : ranges) {
-      if (&other != &output && output.begin < other.end && other.begin < output.end) return true;
-    }
-  }
-  return false;
-}
-
-/// The alignment of an address in place of the address, as far as plans look at it; null stays
-/// null.
-void forget_address(TensorView& tensor) {
-  const auto address = reinterpret_cast<uintptr_t>(tensor.data);
-  if (address == 0) return;
-  // An unknown dtype has no bytes; the checks refuse it.
-  const int64_t element = std::max<int64_t>(1, dtype_bytes(tensor.dtype));
-  const auto alignment =
-      tensor.device.type == DeviceType::kCpu ? static_cast<uintptr_t>(element) : kAlignment;
-  tensor.data = reinterpret_cast<void*>(kAlignment + address % alignment);
-}
 
 /// Calls visit(tensor) for what a row of the table stands for in the arguments. Families of tensors
 /// are the aux tensors and their gradients.
@@ -96,12 +51,12 @@ void CallKey::assign(const AttentionArgs& call_args, bool backward, const Contex
   asked += env_implementation();
   may_be_kept = true;
   const OpSpec& spec = is_backward ? attention_bwd_spec() : attention_fwd_spec();
-  KeptVector<Range> ranges;
+  KeptVector<ByteRange> ranges;
   const auto take = [&](TensorView* tensor, bool is_written) {
     if (tensor == nullptr || !*tensor) return;
     // Lengths in host memory are read by the checks.
     may_be_kept = may_be_kept && tensor->device.type == call_args.q.device.type;
-    ranges->push_back(range_of(*tensor, is_written));
+    ranges->push_back(byte_range_of(*tensor, is_written));
     forget_address(*tensor);
   };
   for (const TensorSpec& row : spec.tensors) {

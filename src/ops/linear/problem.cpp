@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
+#include <utility>
 
 #include "core/fail.hpp"
+#include "core/kept_vector.hpp"
 #include "core/validate.hpp"
 #include "ops/linear/table.hpp"
 
@@ -64,16 +65,20 @@ int64_t check_cu_seqlens(std::string_view op, const TensorView& list, int64_t nu
 
 /// Every sequence has a line of the states of its own.
 void check_slots(std::string_view op, const TensorView& slots, int64_t num_lines) {
-  std::map<int64_t, int64_t> owners;
+  KeptVector<std::pair<int64_t, int64_t>> owners;  // lines, and whose they are
   for (int64_t b = 0; b < slots.shape[0]; ++b) {
     const int64_t line = *reinterpret_cast<const int32_t*>(slots.at({b}));
     if (line < 0 || line >= num_lines) {
       fail(op, "state_slots[", b, "] is ", line, ", the states have ", num_lines, " lines");
     }
-    const auto [owner, is_new] = owners.emplace(line, b);
-    if (!is_new) {
-      fail(op, "state_slots[", b, "] is ", line, ", and so is state_slots[", owner->second, "]");
-    }
+    owners->emplace_back(line, b);
+  }
+  std::sort(owners->begin(), owners->end());
+  for (size_t n = 1; n < owners->size(); ++n) {
+    const auto& [line, b] = (*owners)[n];
+    const auto& [line_before, owner] = (*owners)[n - 1];
+    if (line != line_before) continue;
+    fail(op, "state_slots[", b, "] is ", line, ", and so is state_slots[", owner, "]");
   }
 }
 
@@ -84,8 +89,9 @@ void set_lengths(std::string_view op, const LinearArgs& args, const Sizes& sizes
   problem.batch_size = size_or(sizes, "batch_size", 0);
   problem.max_seqlen = is_step ? 1 : size_or(sizes, "seqlen", 0);
   problem.num_rows = problem.batch_size * problem.max_seqlen;
+  problem.num_lines = size_or(sizes, "num_lines", 0);
   if (is_step && args.state_slots && has_data && problem.device.type == DeviceType::kCpu) {
-    check_slots(op, args.state_slots, size_or(sizes, "num_lines", 0));
+    check_slots(op, args.state_slots, problem.num_lines);
   }
   if (!problem.is_packed) return;
   problem.num_rows = size_or(sizes, "total", 0);
@@ -162,6 +168,15 @@ LinearProblem make_linear_problem(const LinearOp& op, LinearPass pass, const OpS
     fail(name, "layer is ", args.layer, ", expected less than layers, ", args.layers);
   }
   return problem;
+}
+
+bool has_lengths_of(const LinearProblem& problem, std::string_view op, const LinearArgs& args) {
+  if (problem.device.type != DeviceType::kCpu) return true;
+  if (problem.pass == LinearPass::kStep && args.state_slots) {
+    check_slots(op, args.state_slots, problem.num_lines);
+  }
+  return !problem.is_packed ||
+         check_cu_seqlens(op, args.cu_seqlens, problem.num_rows) == problem.max_seqlen;
 }
 
 }  // namespace flashtile

@@ -26,6 +26,7 @@ struct LinearProblem {
   int64_t head_dim = 0;
   int64_t head_dim_v = 0;
   int64_t num_slots = 0;  ///< of gsa
+  int64_t num_lines = 0;  ///< of the states of a step
   int64_t num_past = 0;   ///< of short_conv: rows before its own that a row reads
   double scale = 1;
   LinearNormalizer normalizer = LinearNormalizer::kNone;  ///< resolved: kNone when not asked for
@@ -46,5 +47,9 @@ struct LinearProblem {
 /// (explain).
 LinearProblem make_linear_problem(const LinearOp& op, LinearPass pass, const OpSpec& spec,
                                   const LinearArgs& args, bool has_data);
+
+/// For a call like the one that `problem` was made of, but for the data of its tensors. False where
+/// host lengths make another problem of it. Throws Error where host data is wrong.
+bool has_lengths_of(const LinearProblem& problem, std::string_view op, const LinearArgs& args);
 
 }  // namespace flashtile

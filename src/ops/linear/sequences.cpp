@@ -62,15 +62,20 @@ HeadRows timed_rows(const LinearProblem& problem, const TensorView& tensor,
 std::vector<double> load_state(const TensorView& tensor, int64_t batch_idx, int64_t head,
                                int64_t size) {
   std::vector<double> values(static_cast<size_t>(size), 0.0);
-  if (!tensor) return values;
-  for_each_of_state(tensor, batch_idx, head, [&](const char* address, size_t i) {
-    values[i] = load_float(address, tensor.dtype);
-  });
+  load_state(tensor, batch_idx, head, values);
   return values;
 }
 
+void load_state(const TensorView& tensor, int64_t batch_idx, int64_t head,
+                std::span<double> values) {
+  if (!tensor) return;
+  for_each_of_state(tensor, batch_idx, head, [&](const char* address, size_t i) {
+    values[i] = load_float(address, tensor.dtype);
+  });
+}
+
 void store_state(const TensorView& tensor, int64_t batch_idx, int64_t head,
-                 const std::vector<double>& values) {
+                 std::span<const double> values) {
   if (!tensor) return;
   for_each_of_state(tensor, batch_idx, head, [&](char* address, size_t i) {
     store_float(address, tensor.dtype, values[i]);

@@ -4,6 +4,7 @@
 // through this alone.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "core/element.hpp"
@@ -50,8 +51,10 @@ HeadRows timed_rows(const LinearProblem& problem, const TensorView& tensor,
 std::vector<double> load_state(const TensorView& tensor, int64_t batch_idx, int64_t head,
                                int64_t size);
 /// Nothing for an absent tensor.
+void load_state(const TensorView& tensor, int64_t batch_idx, int64_t head,
+                std::span<double> values);
 void store_state(const TensorView& tensor, int64_t batch_idx, int64_t head,
-                 const std::vector<double>& values);
+                 std::span<const double> values);
 
 /// Element (head) or (head, i) of a parameter, where i counts all dimensions behind the first in
 /// row-major order; a (heads) tensor has the same number for every i.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -206,7 +207,13 @@ std::string_view linear_op_name(const LinearOp& op, LinearPass pass) {
   const char* suffix = pass == LinearPass::kForward    ? "_fwd"
                        : pass == LinearPass::kBackward ? "_bwd"
                                                        : "_step";
-  return kept(std::string(op.name) + suffix);
+  // Asked by each launch: a name is put together once.
+  static std::mutex mutex;
+  static std::map<std::pair<const LinearOp*, LinearPass>, std::string> names;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::string& name = names[{&op, pass}];
+  if (name.empty()) name = std::string(op.name) + suffix;
+  return name;
 }
 
 OpSpec linear_rows(const LinearOp& op, LinearPass pass) {

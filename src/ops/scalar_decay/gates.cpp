@@ -31,16 +31,17 @@ double constant_decay(const LinearProblem& problem, const LinearArgs& args, int6
 
 void exponential_gates(const LinearArgs& args, const HeadRows& i, const HeadRows& f,
                        const LinearSequence& sequence, int64_t head, ScalarGates& gates) {
-  double m = load_state(args.initial_states.max, sequence.state_idx, head, 1)[0];
+  double m = 0;
+  load_state(args.initial_states.max, sequence.state_idx, head, std::span(&m, 1));
   for (int64_t t = 0; t < sequence.length; ++t) {
     const double kept = log_sigmoid(f.load(t)) + m;
     const double added = i.load(t);
     m = std::max(kept, added);
     // Nothing has come in yet: there is no maximum to be relative to, and nothing to be kept.
     const bool is_empty = m == -kInfinity;
-    gates.log_decay.push_back(is_empty ? -kInfinity : kept - m);
-    gates.weight.push_back(is_empty ? 0 : std::exp(added - m));
-    gates.floor.push_back(std::exp(-m));
+    gates.log_decay->push_back(is_empty ? -kInfinity : kept - m);
+    gates.weight->push_back(is_empty ? 0 : std::exp(added - m));
+    gates.floor->push_back(std::exp(-m));
   }
   gates.last_max = m;
 }
@@ -83,8 +84,8 @@ ScalarGates scalar_gates(const LinearProblem& problem, const LinearArgs& args,
       default:
         break;
     }
-    gates.log_decay.push_back(log_decay);
-    gates.weight.push_back(weight);
+    gates.log_decay->push_back(log_decay);
+    gates.weight->push_back(weight);
   }
   return gates;
 }
@@ -116,11 +117,11 @@ void store_gate_gradients(const LinearProblem& problem, const LinearArgs& args,
         break;
       }
       case LinearGate::kSigmoid:
-        di.store(t, 0, dweight[n] * gates.weight[n] * sigmoid(-i.load(t)));
+        di.store(t, 0, dweight[n] * (*gates.weight)[n] * sigmoid(-i.load(t)));
         df.store(t, 0, dlog_decay[n] * sigmoid(-f.load(t)));
         break;
       case LinearGate::kExponential:
-        di.store(t, 0, dweight[n] * gates.weight[n]);
+        di.store(t, 0, dweight[n] * (*gates.weight)[n]);
         df.store(t, 0, dlog_decay[n] * sigmoid(-f.load(t)));
         break;
       default:

@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "core/kept_vector.hpp"
 #include "ops/linear/parameter_sums.hpp"
 #include "ops/linear/sequences.hpp"
 
@@ -18,10 +19,10 @@ namespace flashtile {
 /// Of one head of one sequence, in double. exp of every log_decay is at most 1 where the op's gates
 /// are what they should be; -inf resets.
 struct ScalarGates {
-  std::vector<double> log_decay;
-  std::vector<double> weight;  ///< of k v'; all 1 for ops without an input gate
+  KeptVector<double> log_decay;
+  KeptVector<double> weight;  ///< of k v'; all 1 for ops without an input gate
   /// Least divisor of LinearNormalizer::kAtLeastFloor, exp(-m); empty for other ops.
-  std::vector<double> floor;
+  KeptVector<double> floor;
   double last_max = 0;  ///< m behind the last row
 };
 
