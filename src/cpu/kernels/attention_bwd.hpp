@@ -475,7 +475,7 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
 }
 
 /// The part of a tile that is seen in part which can hold a pair that is seen, by position: from
-/// even rows and multiples of 32 keys on. Empty where there is none.
+/// even rows and multiples of kTrimKeys keys on. Empty where there is none.
 FLASHTILE_INLINE TileSpan trimmed(const BwdBlock& block, TileSpan tile) {
   const variant::PositionMask& position = block.rules->position;
   const int64_t k_end = tile.k_begin + tile.n;
@@ -488,7 +488,7 @@ FLASHTILE_INLINE TileSpan trimmed(const BwdBlock& block, TileSpan tile) {
   const int64_t seen_begin = position.keys(begin).begin;
   const int64_t seen_end = position.keys(end - 1).end;
   int64_t first = tile.k_begin;
-  if (seen_begin > first) first += (seen_begin - first) / 32 * 32;
+  if (seen_begin > first) first += (seen_begin - first) / kTrimKeys * kTrimKeys;
   const int64_t last = seen_end < k_end ? seen_end : k_end;
   return {begin, end - begin, first, last - first};
 }
@@ -513,17 +513,16 @@ void bwd_block_of(const BwdBlock& block) {
       const int64_t left = block.seqlen_q - q_begin;
       const TileSpan tile{q_begin, left < block.block_m ? left : block.block_m, block.k_begin,
                           block.num_keys};
-      const bool is_full = block.runs[r].is_full;
-      if (is_full) {
-        bwd_tile<F, Operands>(block, tile, is_full, state);
+      const auto add_span = [&](const TileSpan& span, bool is_full) {
+        bwd_tile<F, Operands>(block, span, is_full, state);
+      };
+      if (block.runs[r].is_full) {
+        add_span(tile, true);
         continue;
       }
-      const int64_t part_rows = is_cut(block, tile) ? kPartRows : tile.m;
-      for (int64_t row = 0; row < tile.m; row += part_rows) {
-        const int64_t rows = tile.m - row < part_rows ? tile.m - row : part_rows;
-        const TileSpan seen = trimmed(block, {q_begin + row, rows, tile.k_begin, tile.n});
-        if (seen.m > 0 && seen.n > 0) bwd_tile<F, Operands>(block, seen, is_full, state);
-      }
+      for_each_part(
+          *block.rules, tile, is_cut(block, tile) ? kPartRows : tile.m,
+          [&](const TileSpan& part) { return trimmed(block, part); }, add_span);
     }
   }
 }

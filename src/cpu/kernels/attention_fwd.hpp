@@ -286,10 +286,11 @@ void fwd_tile(const FwdBlock& block, const TileSpan& tile, bool is_full, bool is
                       .row_scale = is_scaled ? state.factor : nullptr});
 }
 
-/// The part of a tile's keys that its rows may see, by position, from a multiple of 32 on.
+/// The part of a tile's keys that its rows may see, by position, from a multiple of
+/// kTrimKeys on.
 FLASHTILE_INLINE TileSpan trimmed(const FwdBlock& block, TileSpan tile) {
   const variant::PositionMask& position = block.rules->position;
-  const int64_t begin = position.keys(tile.q_begin).begin / 32 * 32;
+  const int64_t begin = position.keys(tile.q_begin).begin / kTrimKeys * kTrimKeys;
   const int64_t end = position.keys(tile.q_begin + tile.m - 1).end;
   const int64_t tile_end = tile.k_begin + tile.n;
   const int64_t first = begin > tile.k_begin ? begin : tile.k_begin;
@@ -378,14 +379,30 @@ void fwd_weights(const FwdBlock& block, FwdState<Operands>& state) {
   });
 }
 
-/// True where all parts of a block's rows have begun, or none.
-FLASHTILE_INLINE bool all_alike(const bool* has_begun, int64_t num_rows, int64_t part_rows) {
-  bool is_alike = true;
-  for (int64_t row = 0; row < num_rows; row += part_rows) {
-    is_alike = is_alike && has_begun[row / part_rows] == has_begun[0];
+/// Which parts of a block's rows have sums, from an earlier tile. Some may begin later than others.
+struct BegunParts {
+  int64_t part_rows;
+  bool flags[static_cast<size_t>(kMaxParts)] = {};
+
+  /// Readies O of rows [row, row + m) for a tile. Returns true where none of them has sums yet, and
+  /// the tile's products are stored instead of added.
+  template <class Operands>
+  bool ready(int64_t row, int64_t m, FwdState<Operands>& state) {
+    const int64_t first = row / part_rows;
+    const int64_t last = (row + m - 1) / part_rows;
+    bool is_first = true;
+    for (int64_t part = first; part <= last; ++part) is_first = is_first && !flags[part];
+    for (int64_t part = first; part <= last; ++part) {
+      const int64_t begin = part * part_rows;
+      const int64_t end = begin + part_rows < row + m ? begin + part_rows : row + m;
+      if (!is_first && !flags[part]) {
+        fill_row(state.o + begin * state.o_ld, (end - begin) * state.o_ld, 0);
+      }
+      flags[part] = true;
+    }
+    return is_first;
   }
-  return is_alike;
-}
+};
 
 template <class F, class Operands>
 void fwd_block_of(const FwdBlock& block) {
@@ -402,25 +419,18 @@ void fwd_block_of(const FwdBlock& block) {
   fill_row(state.row_sums, block.num_rows * kLanes, 0);
   fill_row(state.row_tops, block.num_rows * kLanes, -kInfinity);
   state.unit = block.rules->is_log2 ? kLn2 : 1.0f;
-  // Parts of kPartRows rows, of which some may begin later than others.
-  const int64_t part_rows = has_diagonal(block) ? kPartRows : block.num_rows;
-  bool has_begun[static_cast<size_t>(kMaxParts)] = {};
+  BegunParts begun{has_diagonal(block) ? kPartRows : block.num_rows};
   for_each_tile(block, [&](const TileSpan& tile, bool is_full) {
-    if (is_full && all_alike(has_begun, block.num_rows, part_rows)) {
-      fwd_tile<F, Operands>(block, tile, is_full, !has_begun[0], state);
-      for (bool& begun : has_begun) begun = true;
-      return;
-    }
-    for (int64_t row = 0; row < tile.m; row += part_rows) {
-      const int64_t left = tile.m - row;
-      TileSpan part{tile.q_begin + row, left < part_rows ? left : part_rows, tile.k_begin, tile.n};
-      if (!is_full) part = trimmed(block, part);
-      if (part.n <= 0) continue;
-      bool& begun = has_begun[row / part_rows];
+    const auto attend = [&](const TileSpan& span, bool is_span_full) {
+      const int64_t row = span.q_begin - block.q_begin;
+      const bool is_first = begun.ready(row, span.m, state);
       FwdState<Operands> rows = rows_from(state, row);
-      fwd_tile<F, Operands>(block, part, is_full, !begun, rows);
-      begun = true;
-    }
+      fwd_tile<F, Operands>(block, span, is_span_full, is_first, rows);
+    };
+    if (is_full) return attend(tile, true);
+    for_each_part(
+        *block.rules, tile, begun.part_rows,
+        [&](const TileSpan& part) { return trimmed(block, part); }, attend);
   });
   fwd_finish<F, Operands>(block, state);
   if (block.weights != nullptr) fwd_weights<F, Operands>(block, state);

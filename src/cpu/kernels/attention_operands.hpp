@@ -46,8 +46,8 @@ struct FloatOperands {
                                                    int64_t ldb, const GemmC& out) {
     gemm(m, n, k, {a, 1, lda}, b, ldb, out);
   }
-  /// Where column `col` of a transposed block, or row `row` of a block by rows, begins; multiples
-  /// of 32.
+  /// Where column `col` of a transposed block, or row `row` of a block by rows, begins;
+  /// multiples of 16.
   static FLASHTILE_INLINE const Element* from_column(const Element* block, int64_t col) {
     return block + col;
   }

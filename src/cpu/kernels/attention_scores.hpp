@@ -113,6 +113,40 @@ FLASHTILE_INLINE void report_error(const Strips& strips) {
 /// tile: each leaves out the keys that only others see. Four of a block save a third of the tile on
 /// a causal diagonal.
 inline constexpr int64_t kPartRows = 24;
+/// What parts begin at, in keys: whole vectors of every instruction set.
+inline constexpr int64_t kTrimKeys = 16;
+
+/// True where every row of a tile sees all of its keys: by position, and nothing else hides any.
+FLASHTILE_INLINE bool sees_all(const ScoreRules& rules, const TileSpan& tile) {
+  if (rules.list_first != nullptr || rules.mask.program != nullptr) return false;
+  return rules.position.keys(tile.q_begin + tile.m - 1).begin <= tile.k_begin &&
+         rules.position.keys(tile.q_begin).end >= tile.k_begin + tile.n;
+}
+
+/// Calls body(part, is_full) for a tile that is seen in part: for parts of `part_rows` rows, each
+/// trimmed by trim(part), which may leave nothing of it. Neighbours with the same keys go together.
+template <class Trim, class Body>
+FLASHTILE_INLINE void for_each_part(const ScoreRules& rules, const TileSpan& tile,
+                                    int64_t part_rows, const Trim& trim, const Body& body) {
+  TileSpan pending{0, 0, 0, 0};
+  const auto finish_pending = [&] {
+    if (pending.m > 0) body(pending, sees_all(rules, pending));
+  };
+  for (int64_t row = 0; row < tile.m; row += part_rows) {
+    const int64_t left = tile.m - row;
+    const TileSpan part = trim(
+        TileSpan{tile.q_begin + row, left < part_rows ? left : part_rows, tile.k_begin, tile.n});
+    if (part.m <= 0 || part.n <= 0) continue;
+    if (part.q_begin == pending.q_begin + pending.m && part.k_begin == pending.k_begin &&
+        part.n == pending.n) {
+      pending.m += part.m;
+      continue;
+    }
+    finish_pending();
+    pending = part;
+  }
+  finish_pending();
+}
 
 /// The programs of one block.
 struct BlockPrograms {

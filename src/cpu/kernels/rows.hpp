@@ -143,15 +143,20 @@ inline void fill_row(float* x, int64_t n, float value) {
   for (int64_t j = 0; j < n; j += kLanes) store(x + j, f);
 }
 
-/// s[j] = -inf for the j in [0, padded(n)) outside [begin, end). Only those are written.
+/// s[j] = -inf for the j in [0, padded(n)) outside [begin, end). Vectors inside are not looked at.
 inline void mask_row_outside(float* s, int64_t n, int64_t begin, int64_t end) {
   const Vf masked = broadcast(-__builtin_inff());
   if (end < begin) end = begin;
-  for (int64_t j = 0; j < n; j += kLanes) {
-    if (j >= begin && j + kLanes <= end) continue;
-    const Mf keep = first_lanes(end - j) & ~first_lanes(begin - j);
-    store(s + j, select(keep, load(s + j), masked));
-  }
+  const auto mask_from = [&](int64_t j, int64_t last) {
+    for (; j < last; j += kLanes) {
+      const Mf keep = first_lanes(end - j) & ~first_lanes(begin - j);
+      store(s + j, select(keep, load(s + j), masked));
+    }
+  };
+  const int64_t seen_begin = padded(begin < n ? begin : n);
+  mask_from(0, seen_begin);
+  const int64_t seen_end = end / kLanes * kLanes;
+  mask_from(seen_end > seen_begin ? seen_end : seen_begin, n);
 }
 
 /// s[j] = -inf for the j < n with keep[j] = 0.
