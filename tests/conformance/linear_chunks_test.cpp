@@ -41,7 +41,6 @@ constexpr const char* kProblems[] = {
     "rwkv6_bwd:hq4:hkv2:d20:dv24:cu_seqlens={0,40,40,141}:initial_state:dfinal_state",
     "gla_bwd:b1:hq4:hkv2:t97:d33:dv70:initial_state:dfinal_state:bf16",
     "gla_bwd:b1:hq1:t65:d130:dv64:bf16",
-    "gla_bwd:b1:hq1:t3000:d16:dv64:bf16",  // roundings may not add up over all rows
     "rwkv6_bwd:hq4:hkv2:d20:dv150:cu_seqlens={0,40,40,141}:initial_state:dfinal_state:bf16",
     "rwkv6_fwd:hq4:hkv2:d20:dv24:cu_seqlens={0,40,40,141}:initial_state",
     "rwkv6_fwd:b1:hq4:hkv2:t95:d33:dv70:initial_state:final_state:bf16",

@@ -247,6 +247,21 @@ TEST(LinearGates, GradientsOfChunksStopAtResets) {
   }
 }
 
+/// A decay's gradient is a sum over all later rows: of those that have nothing to do with a row, no
+/// roundings to 8 bits may be left in it.
+TEST(LinearGates, RoundingsOfChunksDoNotReachEarlierOnes) {
+  constexpr int64_t kRows = 200, kFirst = 130, kEarly = 60;
+  const cli::OwnedCall call = linear_call("gla_bwd:b1:hq1:t200:d64:dv64:bf16");
+  fill(call.call.tensor("g"), -3);
+  fill(call.call.tensor("dout").sliced(1, 0, kFirst), 0);
+  for (const std::string& implementation : call.call.spec().implementations()) {
+    run_by(call.call, implementation);
+    const TensorView dg = call.call.tensor("dg");
+    EXPECT_GT(largest(dg.sliced(1, kFirst, kRows)), 0.1) << implementation;
+    EXPECT_LT(largest(dg.sliced(1, 0, kEarly)), 1e-4 * largest(dg)) << implementation;
+  }
+}
+
 /// Numbers of each head of a tensor whose axis 2, or only axis, is heads.
 std::vector<double> of_head(const TensorView& tensor, int64_t head) {
   return cli::to_numbers(tensor.sliced(tensor.ndim > 1 ? 2 : 0, head, head + 1));
