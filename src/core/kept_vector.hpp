@@ -24,11 +24,6 @@ class KeptVector {
     if (items_.capacity() * sizeof(T) > kMaxBytes || spares().size() == kMaxSpares) return;
     spares().push_back(std::move(items_));
   }
-  KeptVector(KeptVector&& other) noexcept : items_(std::move(other.items_)) {}
-  KeptVector& operator=(KeptVector&& other) noexcept {
-    items_.swap(other.items_);
-    return *this;
-  }
   KeptVector(const KeptVector&) = delete;
   KeptVector& operator=(const KeptVector&) = delete;
 

@@ -417,7 +417,7 @@ class DeltaBwdLaunch {
   const LinearArgs& args_;
   const Context& context_;
   char* memory_;
-  std::vector<LinearSequence> sequences_;
+  KeptList<LinearSequence> sequences_;
 };
 
 }  // namespace

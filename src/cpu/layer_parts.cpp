@@ -123,7 +123,7 @@ struct ColumnBlock {
 };
 
 /// An op without a state takes rows of a step, or packed ones, as those of one sequence.
-std::vector<LinearSequence> part_sequences(const LinearProblem& problem, const LinearArgs& args) {
+KeptList<LinearSequence> part_sequences(const LinearProblem& problem, const LinearArgs& args) {
   if (problem.is_packed && problem.op->states.empty()) return {{0, 0, problem.num_rows, 0}};
   return linear_sequences(problem, args);
 }
@@ -429,8 +429,8 @@ class LayerPartLaunch {
   LayerPartOptions options_;
   PartShared shared_;
   bool heads_are_rows_;
-  std::vector<RowBlock> rows_;
-  std::vector<ColumnBlock> columns_;
+  KeptList<RowBlock> rows_;
+  KeptList<ColumnBlock> columns_;
 };
 
 }  // namespace

@@ -123,16 +123,16 @@ void store_state_vector(const TensorView& tensor, int64_t batch_idx, int64_t hea
   if (tensor) store_matrix(tensor, batch_idx, head, tensor.shape[2], 1, step, state);
 }
 
-ChunkGateRows::ChunkGateRows(int64_t max_rows) {
-  for (KeptVector<float>* rows : {&high_, &low_, &weight_, &floor_}) {
-    (*rows)->resize(with_vector_room(max_rows));
-  }
-  first_->resize(with_vector_room(max_rows));
-}
+ChunkGateRows::ChunkGateRows(int64_t max_rows)
+    : high_(with_vector_room(max_rows)),
+      low_(with_vector_room(max_rows)),
+      weight_(with_vector_room(max_rows)),
+      floor_(with_vector_room(max_rows)),
+      first_(with_vector_room(max_rows)) {}
 
 ChunkGates ChunkGateRows::of(const ScalarGates& gates, bool has_weight, int64_t begin,
                              int64_t rows) {
-  const double* log_decay = gates.log_decay->data() + begin;
+  const double* log_decay = gates.log_decay.data() + begin;
   bool has_decay = false;
   int32_t first = -1;
   double sum = 0;
@@ -145,22 +145,21 @@ ChunkGates ChunkGateRows::of(const ScalarGates& gates, bool has_weight, int64_t 
     } else {
       sum += log_decay[i] * kLog2OfE;
     }
-    (*first_)[n] = first;
-    (*high_)[n] = static_cast<float>(sum);
-    (*low_)[n] = static_cast<float>(sum - static_cast<double>((*high_)[n]));
-    if (has_weight)
-      (*weight_)[n] = static_cast<float>((*gates.weight)[static_cast<size_t>(begin) + n]);
+    first_[n] = first;
+    high_[n] = static_cast<float>(sum);
+    low_[n] = static_cast<float>(sum - static_cast<double>(high_[n]));
+    if (has_weight) weight_[n] = static_cast<float>(gates.weight[static_cast<size_t>(begin) + n]);
   }
-  const bool has_floor = !gates.floor->empty();
+  const bool has_floor = !gates.floor.empty();
   for (int64_t i = 0; i < rows && has_floor; ++i) {
-    (*floor_)[static_cast<size_t>(i)] =
-        static_cast<float>((*gates.floor)[static_cast<size_t>(begin + i)]);
+    floor_[static_cast<size_t>(i)] =
+        static_cast<float>(gates.floor[static_cast<size_t>(begin + i)]);
   }
-  return {high_->data(),
-          low_->data(),
-          first_->data(),
-          has_weight ? weight_->data() : nullptr,
-          has_floor ? floor_->data() : nullptr,
+  return {high_.data(),
+          low_.data(),
+          first_.data(),
+          has_weight ? weight_.data() : nullptr,
+          has_floor ? floor_.data() : nullptr,
           has_decay};
 }
 

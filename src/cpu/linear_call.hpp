@@ -55,8 +55,8 @@ class ChunkGateRows {
   ChunkGates of(const ScalarGates& gates, bool has_weight, int64_t begin, int64_t rows);
 
  private:
-  KeptVector<float> high_, low_, weight_, floor_;
-  KeptVector<int32_t> first_;
+  KeptList<float> high_, low_, weight_, floor_;
+  KeptList<int32_t> first_;
 };
 
 }  // namespace flashtile::cpu

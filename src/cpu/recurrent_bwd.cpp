@@ -62,7 +62,7 @@ struct RecurrentStateMemory {
 };
 
 struct RecurrentBwdMemory {
-  std::vector<RecurrentStateMemory> states;
+  KeptList<RecurrentStateMemory> states;
   float* rows;             ///< a state by rows, on the way from and to the caller
   float* transposed_rows;  ///< likewise
   char* scratch;
@@ -142,7 +142,7 @@ class RecurrentBwdStream {
                           ld_v_, shared_.rows + column);
     }
     const int64_t end = std::min((keys_.first + keys_.count) * width, problem_.head_dim);
-    for (int64_t i = keys_.first * width; i < end && !bonus_->empty(); ++i) {
+    for (int64_t i = keys_.first * width; i < end && !bonus_.empty(); ++i) {
       sums.add(args_.gradients.u_bonus, sequence_.batch_idx, head_, i, memory_.dbonus[i]);
     }
   }
@@ -178,7 +178,7 @@ class RecurrentBwdStream {
   }
 
   struct Addresses {
-    std::vector<ChunkRows> q, dout, dq;
+    KeptList<ChunkRows> q, dout, dq;
   };
 
   RecurrentBwdChunk make_chunk(int64_t begin, Addresses& addresses) const {
@@ -210,7 +210,7 @@ class RecurrentBwdStream {
     chunk.k = rows(in.k, problem_.key_head_of(head_), begin);
     chunk.v = rows(in.v, head_, begin);
     chunk.g = rows(in.g, head_, begin);
-    chunk.bonus = bonus_->empty() ? nullptr : bonus_->data();
+    chunk.bonus = bonus_.empty() ? nullptr : bonus_.data();
     chunk.state = memory_.state;
     chunk.dstate_transposed = memory_.dstate_transposed;
     chunk.dstate = memory_.dstate;
@@ -238,7 +238,7 @@ class RecurrentBwdStream {
   int64_t ld_k_, ld_v_;
   const RecurrentBwdMemory& shared_;
   const RecurrentStateMemory& memory_;
-  KeptVector<float> bonus_;
+  KeptList<float> bonus_;
   StripRange keys_, values_;
   std::array<Addresses, 2> addresses_;
   size_t turn_ = 0;
@@ -246,7 +246,7 @@ class RecurrentBwdStream {
 
 /// A chunk of each state in turn, each told which one follows.
 template <class Kernel>
-void run_turns(std::vector<RecurrentBwdStream>& streams, bool is_back, const Kernel& kernel) {
+void run_turns(KeptList<RecurrentBwdStream>& streams, bool is_back, const Kernel& kernel) {
   const auto count = static_cast<int64_t>(streams.size());
   const int64_t num_chunks = streams[0].num_chunks();
   const auto chunk_at = [&](int64_t turn) {
@@ -265,7 +265,7 @@ void run_turns(std::vector<RecurrentBwdStream>& streams, bool is_back, const Ker
   }
 }
 
-void run_streams(std::vector<RecurrentBwdStream>& streams, const RecurrentKernels& kernels,
+void run_streams(KeptList<RecurrentBwdStream>& streams, const RecurrentKernels& kernels,
                  ParameterSums& sums) {
   for (RecurrentBwdStream& stream : streams) stream.begin();
   run_turns(streams, /*is_back=*/false, kernels.bwd_queries);
@@ -291,7 +291,7 @@ void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
                              const LinearPlan& plan, const LinearArgs& args,
                              const Context& context) {
   ParameterSums sums(problem, args);
-  const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
+  const KeptList<LinearSequence> sequences = linear_sequences(problem, args);
   const std::string_view op = linear_op_name(*problem.op, problem.pass);
   const double work = static_cast<double>(problem.num_rows * problem.num_out_heads) *
                       static_cast<double>(9 * problem.head_dim * problem.head_dim_v);
@@ -313,7 +313,7 @@ void launch_vector_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
     const StripRange keys = part_of_strips(kernels, problem.head_dim, task % parts, parts);
     const StripRange values = part_of_strips(kernels, problem.head_dim_v, task % parts, parts);
     const int64_t first = task / parts % groups * group;
-    std::vector<RecurrentBwdStream> streams;
+    KeptList<RecurrentBwdStream> streams;
     for (int64_t head = first; head < std::min(first + group, problem.num_state_heads); ++head) {
       streams.emplace_back(isa, problem, plan, args, sequence, head, keys, values, memory,
                            memory.states[static_cast<size_t>(head - first)]);

@@ -28,7 +28,7 @@ RecurrentUpdate recurrent_update(const LinearOp& op);
 const VectorDecayPairKernels* vector_decay_pairs(const IsaEntry& isa, const LinearProblem& problem);
 
 /// Of one head, as kernels take it; empty where there is none.
-KeptVector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head);
+KeptList<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head);
 
 /// A plan with one task for each state of each sequence; `Memory` is what a worker takes.
 template <class Memory>

@@ -117,7 +117,7 @@ class RecurrentStream {
     chunk.beta = rows(in.beta, head_, begin);
     chunk.a = rows(in.a, head_, begin);
     chunk.b = rows(in.b, head_, begin);
-    chunk.bonus = bonus_->empty() ? nullptr : bonus_->data();
+    chunk.bonus = bonus_.empty() ? nullptr : bonus_.data();
     chunk.next_begin = count;
     chunk.next_end = std::min(count + max_rows_, sequence_.length - begin);
     chunk.strips = memory.strips;
@@ -134,8 +134,8 @@ class RecurrentStream {
   int64_t head_;
   int64_t max_rows_;
   int64_t ld_;
-  KeptVector<float> bonus_;
-  std::vector<ChunkRows> q_, out_;
+  KeptList<float> bonus_;
+  KeptList<ChunkRows> q_, out_;
 };
 
 }  // namespace
@@ -153,10 +153,10 @@ RecurrentUpdate recurrent_update(const LinearOp& op) {
   return op.update == LinearUpdate::kLowRank ? RecurrentUpdate::kLowRank : RecurrentUpdate::kAdd;
 }
 
-KeptVector<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head) {
-  KeptVector<float> bonus;
+KeptList<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head) {
+  KeptList<float> bonus;
   for (int64_t i = 0; args.inputs.u_bonus && i < problem.head_dim; ++i) {
-    bonus->push_back(static_cast<float>(load_parameter(args.inputs.u_bonus, head, i)));
+    bonus.push_back(static_cast<float>(load_parameter(args.inputs.u_bonus, head, i)));
   }
   return bonus;
 }
@@ -168,7 +168,7 @@ LinearPlan plan_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem)
 void launch_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                           const LinearArgs& args, const Context& context) {
   if (plan.num_tasks == 0) return;
-  const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
+  const KeptList<LinearSequence> sequences = linear_sequences(problem, args);
   const std::string_view op = linear_op_name(*problem.op, problem.pass);
   const double work = static_cast<double>(problem.num_rows * problem.num_out_heads) *
                       static_cast<double>(4 * problem.head_dim * problem.head_dim_v);

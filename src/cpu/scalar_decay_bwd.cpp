@@ -95,18 +95,18 @@ struct BwdHead {
   bool is_first = false;  ///< of those that share a key head
   bool is_last = false;
   ScalarGates gates;
-  std::vector<float> skip;
-  std::vector<double> dlog_decay, dweight;
-  std::vector<double> dskip;  ///< of each chunk and value dimension
+  KeptList<float> skip;
+  KeptList<double> dlog_decay, dweight;
+  KeptList<double> dskip;  ///< of each chunk and value dimension
   /// Of each chunk: 0 where bwd_divisors found that it has to be taken row by row.
-  std::vector<uint8_t> is_whole;
+  KeptList<uint8_t> is_whole;
   bool has_initial = false;
   bool has_dfinal = false;
 };
 
 /// Rows of each output head that reads a state.
 struct BwdAddresses {
-  std::vector<ChunkRows> q, dout, dq;
+  KeptList<ChunkRows> q, dout, dq;
 };
 
 /// What a worker changes while it works on a stream.
@@ -581,7 +581,7 @@ class BwdStream {
   const BwdMemory& memory_;  ///< the first one's, which has what all share
   const ScalarDecayOperandKernels& operands_;
   int64_t num_chunks_;
-  std::vector<BwdHead> heads_;
+  KeptList<BwdHead> heads_;
 };
 
 /// For as many key heads in a task as leave every worker two tasks, and need no more spans; these
@@ -624,14 +624,14 @@ LinearPlan plan_scalar_decay_bwd(const IsaEntry& isa, const LinearProblem& probl
 void launch_scalar_decay_bwd(const IsaEntry& isa, const LinearProblem& problem,
                              const LinearPlan& plan, const LinearArgs& args,
                              const Context& context) {
-  const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
+  const KeptList<LinearSequence> sequences = linear_sequences(problem, args);
   const std::string_view op = linear_op_name(*problem.op, problem.pass);
   const Context limited = with_workers_for(3 * scalar_decay_work(problem), context);
   const int64_t num_workers = num_workers_of(limited);
   const BwdSizes sizes = bwd_sizes(isa, problem, plan, num_workers);
   const int64_t bytes = bwd_bytes(isa, problem, sizes);
   const Workspace workspace(op, context, bytes * num_workers);
-  std::vector<BwdMemory> memories;
+  KeptList<BwdMemory> memories;
   for (int64_t worker = 0; worker < num_workers; ++worker) {
     WorkspaceCursor cursor(workspace.data() + worker * bytes);
     memories.emplace_back(isa, problem, sizes, cursor);

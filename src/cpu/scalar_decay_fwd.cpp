@@ -139,7 +139,7 @@ class FwdStream {
   }
 
   struct Addresses {
-    std::vector<ChunkRows> q, out;
+    KeptList<ChunkRows> q, out;
   };
 
   ScalarDecayFwdChunk make_chunk(int64_t begin, int64_t count, Addresses& addresses) const {
@@ -187,7 +187,7 @@ class FwdStream {
   int64_t ld_;
   ScalarGates gates_;
   ChunkGateRows gate_rows_;
-  std::vector<float> skip_;
+  KeptList<float> skip_;
   std::array<Addresses, 2> addresses_;
   Addresses row_addresses_;
   size_t turn_ = 0;
@@ -197,7 +197,7 @@ class FwdStream {
 
 /// Neighbouring states of one sequence, chunk by chunk in turns: their rows lie side by side, and
 /// come from memory together.
-void run_streams(std::vector<FwdStream>& streams, const LinearSequence& sequence, int64_t max_rows,
+void run_streams(KeptList<FwdStream>& streams, const LinearSequence& sequence, int64_t max_rows,
                  int64_t state_floats, const FwdMemory& memory) {
   for (size_t i = 0; i < streams.size(); ++i) {
     streams[i].begin(memory.states + static_cast<int64_t>(i) * state_floats);
@@ -274,7 +274,7 @@ LinearPlan plan_scalar_decay_fwd(const IsaEntry& isa, const LinearProblem& probl
 void launch_scalar_decay_fwd(const IsaEntry& isa, const LinearProblem& problem,
                              const LinearPlan& plan, const LinearArgs& args,
                              const Context& context) {
-  const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
+  const KeptList<LinearSequence> sequences = linear_sequences(problem, args);
   const std::string_view op = linear_op_name(*problem.op, problem.pass);
   const Context limited = with_workers_for(scalar_decay_work(problem), context);
   const int64_t num_workers = num_workers_of(limited);
@@ -291,7 +291,7 @@ void launch_scalar_decay_fwd(const IsaEntry& isa, const LinearProblem& problem,
     if (columns.count == 0) return;
     const auto& sequence = sequences[static_cast<size_t>(task / parts / groups)];
     const int64_t head = task / parts % groups * group;
-    std::vector<FwdStream> streams;
+    KeptList<FwdStream> streams;
     for (int64_t h = head; h < std::min(head + group, problem.num_state_heads); ++h) {
       streams.emplace_back(isa, problem, plan, args, sequence, h, columns);
     }

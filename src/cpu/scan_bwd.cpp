@@ -92,7 +92,7 @@ class ScanBwdLaunch {
     const int64_t part = task % parts;
     const int64_t group = task / parts % groups;
     const LinearSequence& sequence = sequences_[static_cast<size_t>(task / parts / groups)];
-    const std::vector<ScanBlock> blocks = scan_blocks(problem_, group);
+    const KeptList<ScanBlock> blocks = scan_blocks(problem_, group);
     const auto num_blocks = static_cast<int64_t>(blocks.size());
     const int64_t begin = part * num_blocks / parts;
     const int64_t end = (part + 1) * num_blocks / parts;
@@ -196,7 +196,7 @@ class ScanBwdLaunch {
   const LinearArgs& args_;
   const Context& context_;
   char* memory_;
-  std::vector<LinearSequence> sequences_;
+  KeptList<LinearSequence> sequences_;
   ParameterSums sums_;
 };
 

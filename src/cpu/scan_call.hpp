@@ -23,7 +23,7 @@ struct ScanBlock {
 };
 
 /// The blocks of a group's channels.
-std::vector<ScanBlock> scan_blocks(const LinearProblem& problem, int64_t group);
+KeptList<ScanBlock> scan_blocks(const LinearProblem& problem, int64_t group);
 /// Groups share B and C; without those all channels are one.
 int64_t num_scan_groups(const LinearProblem& problem);
 

@@ -59,8 +59,8 @@ int64_t num_scan_groups(const LinearProblem& problem) {
   return has_selective_state(*problem.op) ? problem.num_key_heads : 1;
 }
 
-std::vector<ScanBlock> scan_blocks(const LinearProblem& problem, int64_t group) {
-  std::vector<ScanBlock> blocks;
+KeptList<ScanBlock> scan_blocks(const LinearProblem& problem, int64_t group) {
+  KeptList<ScanBlock> blocks;
   const int64_t channels = problem.num_state_heads / num_scan_groups(problem);
   for (int64_t c = 0; c < channels; c += kScanChannels) {
     blocks.push_back({group * channels + c, std::min(kScanChannels, channels - c)});
@@ -189,12 +189,12 @@ LinearPlan plan_scan_fwd(const IsaEntry& isa, const LinearProblem& problem) {
 void launch_scan_fwd(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                      const LinearArgs& args, const Context& context) {
   if (plan.num_tasks == 0) return;
-  const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
+  const KeptList<LinearSequence> sequences = linear_sequences(problem, args);
   const std::string_view op = linear_op_name(*problem.op, problem.pass);
   const Context limited = with_workers_for(scan_work(problem), context);
   const Workspace workspace(op, context, plan.bytes_for(op, num_workers_of(limited)));
   const ScanKernels& kernels = scan_kernels(isa, *problem.op);
-  std::vector<ScanBlock> blocks;
+  KeptList<ScanBlock> blocks;
   for (int64_t group = 0; group < num_scan_groups(problem); ++group) {
     for (const ScanBlock& block : scan_blocks(problem, group)) blocks.push_back(block);
   }

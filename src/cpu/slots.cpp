@@ -185,7 +185,7 @@ class SlotsStream {
     return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
   }
   const ChunkRows* member_rows(const TensorView& tensor, int64_t begin,
-                               std::vector<ChunkRows>& list) const {
+                               KeptList<ChunkRows>& list) const {
     list.clear();
     for (int64_t member = 0; member < problem_.heads_a_state(); ++member) {
       list.push_back(rows(tensor, head_ * problem_.heads_a_state() + member, begin));
@@ -249,7 +249,7 @@ class SlotsStream {
   int64_t max_rows_;
   const SlotsFwdMemory& memory_;
   char* scratch_;
-  std::vector<ChunkRows> q_, out_, dout_, dq_;
+  KeptList<ChunkRows> q_, out_, dout_, dq_;
 };
 
 /// A launch: its streams by number, and what workers have.
@@ -321,10 +321,10 @@ class SlotsLaunch {
   const LinearProblem& problem_;
   const LinearPlan& plan_;
   const LinearArgs& args_;
-  std::vector<LinearSequence> sequences_;
+  KeptList<LinearSequence> sequences_;
   Context context_;
   Workspace workspace_;
-  std::vector<Memory> memories_;
+  KeptList<Memory> memories_;
 };
 
 }  // namespace

@@ -164,7 +164,7 @@ void load_weight(const IsaEntry& isa, const LinearProblem& problem, const Tensor
                  int64_t head, const SlstmMemory& memory) {
   const int64_t dim = problem.head_dim;
   const int64_t size = dtype_bytes(weight.dtype);
-  std::vector<float> rounded;
+  KeptList<float> rounded;
   for (int64_t gate = 0; gate < kSlstmGates; ++gate) {
     ChunkRows rows{parameter_at(weight, head, gate * dim * dim), weight.strides[2] * size,
                    weight.strides[3], weight.dtype};
@@ -204,7 +204,7 @@ void launch_slstm(const IsaEntry& isa, const LinearProblem& problem, const Linea
                   const LinearArgs& args, const Context& context) {
   if (problem.num_state_heads == 0) return;
   const bool is_backward = problem.pass == LinearPass::kBackward;
-  const std::vector<LinearSequence> sequences = linear_sequences(problem, args);
+  const KeptList<LinearSequence> sequences = linear_sequences(problem, args);
   const std::string_view op = linear_op_name(*problem.op, problem.pass);
   const Context limited = with_workers_for((is_backward ? 4 : 1) * slstm_work(problem), context);
   const int64_t num_workers = num_workers_of(limited);

@@ -59,9 +59,11 @@ class StepStream {
   void run_head(int64_t head, bool has_next) {
     StateStep step{};
     set_inputs(head, step);
-    const ScalarGates gates =
-        is_scalar_ ? scalar_gates(problem_, args_, sequence_, head) : ScalarGates{};
-    if (is_scalar_) set_gates(gates, step);
+    ScalarGates gates;
+    if (is_scalar_) {
+      gates = scalar_gates(problem_, args_, sequence_, head);
+      set_gates(gates, step);
+    }
     set_skip(head, step);
     const TensorView& pool = args_.final_states.state;
     step.state = own_state(head);
@@ -93,12 +95,12 @@ class StepStream {
   void set_inputs(int64_t head, StateStep& step) {
     const LinearOp& op = *problem_.op;
     const LinearTensors& in = args_.inputs;
-    q_->clear();
-    out_->clear();
+    q_.clear();
+    out_.clear();
     for (int64_t member = 0; member < problem_.heads_a_state(); ++member) {
       const int64_t head_out = head * problem_.heads_a_state() + member;
-      q_->push_back(row(in.q, problem_.query_head_of(head_out)));
-      out_->push_back(row(args_.out, head_out));
+      q_.push_back(row(in.q, problem_.query_head_of(head_out)));
+      out_.push_back(row(args_.out, head_out));
     }
     bonus_ = bonus_of(problem_, args_, head);
     RecurrentChunk& chunk = step.inputs;
@@ -109,8 +111,8 @@ class StepStream {
     chunk.rows = chunk.max_rows = 1;
     chunk.head_dim = problem_.head_dim;
     chunk.head_dim_v = problem_.head_dim_v;
-    chunk.q = q_->data();
-    chunk.out = out_->data();
+    chunk.q = q_.data();
+    chunk.out = out_.data();
     chunk.num_members = problem_.heads_a_state();
     chunk.k = row(in.k, problem_.key_head_of(head));
     chunk.v = row(in.v, head);
@@ -119,17 +121,17 @@ class StepStream {
     chunk.beta = row(in.beta, head);
     chunk.a = row(in.a, head);
     chunk.b = row(in.b, head);
-    chunk.bonus = bonus_->empty() ? nullptr : bonus_->data();
+    chunk.bonus = bonus_.empty() ? nullptr : bonus_.data();
     chunk.scratch = memory_.scratch;
     step.weight = 1;
   }
 
   void set_gates(const ScalarGates& gates, StateStep& step) {
-    log_decay_ = static_cast<float>(gates.log_decay->front());
+    log_decay_ = static_cast<float>(gates.log_decay[0]);
     step.inputs.g = {reinterpret_cast<char*>(&log_decay_), 0, 1, DType::kF32};
-    step.weight = static_cast<float>(gates.weight->front());
+    step.weight = static_cast<float>(gates.weight[0]);
     step.divisor = scalar_decay_shape(problem_, 1).divisor;
-    if (!gates.floor->empty()) step.floor = static_cast<float>(gates.floor->front());
+    if (!gates.floor.empty()) step.floor = static_cast<float>(gates.floor[0]);
   }
 
   void set_skip(int64_t head, StateStep& step) const {
@@ -154,8 +156,8 @@ class StepStream {
   const StepMemory& memory_;
   bool is_scalar_;
   float log_decay_ = 0;
-  KeptVector<float> bonus_;
-  KeptVector<ChunkRows> q_, out_;
+  KeptList<float> bonus_;
+  KeptList<ChunkRows> q_, out_;
 };
 
 }  // namespace

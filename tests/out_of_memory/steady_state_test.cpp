@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -359,20 +358,21 @@ TEST(Allocations, OfDecodingWithOptionsAreNone) {
   }
 }
 
-/// Steps that change matrix states in place.
-TEST(Allocations, OfLinearStepsAreNone) {
-  const std::set<std::string> others = {"gsa",        "hgrn",       "mamba1",         "rwkv4",
-                                        "slstm",      "short_conv", "log_decay_gate", "gated_norm",
-                                        "feature_map"};
-  for_each_linear_case([&](const LinearCase& one) {
-    if (others.contains(one.op)) return;
-    const cli::OwnedCall owned = linear_call(one.step());
-    for (const std::string& implementation : owned.call.spec().implementations()) {
-      if (implementation.ends_with("_reference")) continue;
-      OwnMemory memory(implementation);
-      for (int n = 0; n < 5; ++n) owned.call.run(memory.context);
-      EXPECT_EQ(allocations_of([&](int64_t) { owned.call.run(memory.context); }), 0)
-          << implementation;
+TEST(Allocations, OfLinearOpsAreNone) {
+  for_each_linear_case([](const LinearCase& one) {
+    std::vector<std::string> texts = {one.step()};
+    for (const char* lengths : {"b2:t70", "cu_seqlens={0,30,70}"}) {
+      texts.push_back(one.forward(lengths));
+      texts.push_back(one.backward(lengths));
+    }
+    for (const std::string& text : texts) {
+      const cli::OwnedCall owned = linear_call(text);
+      for (const std::string& implementation : owned.call.spec().implementations()) {
+        if (implementation.ends_with("_reference")) continue;
+        OwnMemory memory(implementation);
+        EXPECT_EQ(allocations_of([&](int64_t) { owned.call.run(memory.context); }), 0)
+            << implementation << ": " << text;
+      }
     }
   });
 }

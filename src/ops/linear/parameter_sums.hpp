@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <vector>
-
+#include "core/kept_list.hpp"
 #include "ops/linear/problem.hpp"
 
 namespace flashtile {
@@ -26,10 +25,10 @@ class ParameterSums {
     const TensorView* gradient;
     int64_t num_heads;
     int64_t num_elements;
-    std::vector<double> sums;  ///< (sequence, head, i)
+    KeptList<double> sums;  ///< (sequence, head, i)
   };
   int64_t batch_size_;
-  std::vector<Parameter> parameters_;
+  KeptList<Parameter> parameters_;
 };
 
 }  // namespace flashtile

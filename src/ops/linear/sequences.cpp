@@ -31,8 +31,8 @@ int64_t state_line(const LinearArgs& args, int64_t b) {
   return args.state_slots ? *reinterpret_cast<const int32_t*>(args.state_slots.at({b})) : b;
 }
 
-std::vector<LinearSequence> linear_sequences(const LinearProblem& problem, const LinearArgs& args) {
-  std::vector<LinearSequence> sequences;
+KeptList<LinearSequence> linear_sequences(const LinearProblem& problem, const LinearArgs& args) {
+  KeptList<LinearSequence> sequences;
   for (int64_t b = 0; b < problem.batch_size; ++b) {
     LinearSequence sequence{b, 0, problem.max_seqlen, state_line(args, b)};
     if (problem.is_packed) {

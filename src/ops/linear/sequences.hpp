@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/element.hpp"
+#include "core/kept_list.hpp"
 #include "ops/linear/problem.hpp"
 
 namespace flashtile {
@@ -23,7 +24,7 @@ struct LinearSequence {
 int64_t state_line(const LinearArgs& args, int64_t b);
 
 /// All sequences, in order. Reads cu_seqlens (host memory, already checked).
-std::vector<LinearSequence> linear_sequences(const LinearProblem& problem, const LinearArgs& args);
+KeptList<LinearSequence> linear_sequences(const LinearProblem& problem, const LinearArgs& args);
 
 /// What one head of one sequence has of a tensor: element (t, i) of rows at a constant distance.
 /// Strides in bytes. A tensor that is not there has `data` null and reads as 0.

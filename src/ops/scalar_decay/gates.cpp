@@ -39,9 +39,9 @@ void exponential_gates(const LinearArgs& args, const HeadRows& i, const HeadRows
     m = std::max(kept, added);
     // Nothing has come in yet: there is no maximum to be relative to, and nothing to be kept.
     const bool is_empty = m == -kInfinity;
-    gates.log_decay->push_back(is_empty ? -kInfinity : kept - m);
-    gates.weight->push_back(is_empty ? 0 : std::exp(added - m));
-    gates.floor->push_back(std::exp(-m));
+    gates.log_decay.push_back(is_empty ? -kInfinity : kept - m);
+    gates.weight.push_back(is_empty ? 0 : std::exp(added - m));
+    gates.floor.push_back(std::exp(-m));
   }
   gates.last_max = m;
 }
@@ -84,15 +84,15 @@ ScalarGates scalar_gates(const LinearProblem& problem, const LinearArgs& args,
       default:
         break;
     }
-    gates.log_decay->push_back(log_decay);
-    gates.weight->push_back(weight);
+    gates.log_decay.push_back(log_decay);
+    gates.weight.push_back(weight);
   }
   return gates;
 }
 
 void store_gate_gradients(const LinearProblem& problem, const LinearArgs& args,
                           const LinearSequence& sequence, int64_t head, const ScalarGates& gates,
-                          const std::vector<double>& dlog_decay, const std::vector<double>& dweight,
+                          std::span<const double> dlog_decay, std::span<const double> dweight,
                           ParameterSums& sums) {
   const auto rows = [&](const TensorView& tensor) {
     return timed_rows(problem, tensor, sequence, head);
@@ -117,11 +117,11 @@ void store_gate_gradients(const LinearProblem& problem, const LinearArgs& args,
         break;
       }
       case LinearGate::kSigmoid:
-        di.store(t, 0, dweight[n] * (*gates.weight)[n] * sigmoid(-i.load(t)));
+        di.store(t, 0, dweight[n] * gates.weight[n] * sigmoid(-i.load(t)));
         df.store(t, 0, dlog_decay[n] * sigmoid(-f.load(t)));
         break;
       case LinearGate::kExponential:
-        di.store(t, 0, dweight[n] * (*gates.weight)[n]);
+        di.store(t, 0, dweight[n] * gates.weight[n]);
         df.store(t, 0, dlog_decay[n] * sigmoid(-f.load(t)));
         break;
       default:

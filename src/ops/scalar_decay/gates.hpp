@@ -8,9 +8,7 @@
 // kernels share it: nothing else in the family depends on which op runs.
 #pragma once
 
-#include <vector>
-
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "ops/linear/parameter_sums.hpp"
 #include "ops/linear/sequences.hpp"
 
@@ -19,10 +17,10 @@ namespace flashtile {
 /// Of one head of one sequence, in double. exp of every log_decay is at most 1 where the op's gates
 /// are what they should be; -inf resets.
 struct ScalarGates {
-  KeptVector<double> log_decay;
-  KeptVector<double> weight;  ///< of k v'; all 1 for ops without an input gate
+  KeptList<double> log_decay;
+  KeptList<double> weight;  ///< of k v'; all 1 for ops without an input gate
   /// Least divisor of LinearNormalizer::kAtLeastFloor, exp(-m); empty for other ops.
-  KeptVector<double> floor;
+  KeptList<double> floor;
   double last_max = 0;  ///< m behind the last row
 };
 
@@ -38,7 +36,7 @@ ScalarGates scalar_gates(const LinearProblem& problem, const LinearArgs& args,
 /// `dweight` may be empty where the op has no input weight.
 void store_gate_gradients(const LinearProblem& problem, const LinearArgs& args,
                           const LinearSequence& sequence, int64_t head, const ScalarGates& gates,
-                          const std::vector<double>& dlog_decay, const std::vector<double>& dweight,
+                          std::span<const double> dlog_decay, std::span<const double> dweight,
                           ParameterSums& sums);
 
 }  // namespace flashtile

@@ -57,15 +57,15 @@ class ScalarDecayHead : public RecurrentHead<ScalarDecayHead> {
                      problem.head_dim)),
         v_(own_rows(args.inputs.v, problem.head_dim_v)),
         dv_(shared == nullptr ? 0 : v_.size(), 0.0),
-        dlog_decay_(gates_.log_decay->size(), 0.0),
-        dweight_(gates_.log_decay->size(), 0.0) {}
+        dlog_decay_(gates_.log_decay.size(), 0.0),
+        dweight_(gates_.log_decay.size(), 0.0) {}
 
   Numbers initial_state() const { return load_parts(args_.initial_states); }
   Numbers final_gradient() const { return load_parts(args_.dfinal_states); }
 
   void step(int64_t t, Numbers& state) const {
     decay(t, state);
-    const double weight = (*gates_.weight)[static_cast<size_t>(t)];
+    const double weight = gates_.weight[static_cast<size_t>(t)];
     const double* k = row_of(k_, t, p_.head_dim);
     const double* v = row_of(v_, t, p_.head_dim_v);
     for (int64_t i = 0; i < p_.head_dim; ++i) {
@@ -98,7 +98,7 @@ class ScalarDecayHead : public RecurrentHead<ScalarDecayHead> {
   }
 
   void add_step_gradient(int64_t t, const Numbers& before, Numbers& dstate) {
-    const double weight = (*gates_.weight)[static_cast<size_t>(t)];
+    const double weight = gates_.weight[static_cast<size_t>(t)];
     const double* k = row_of(k_, t, p_.head_dim);
     const double* v = row_of(v_, t, p_.head_dim_v);
     double* dk = row_of(shared_->dk[static_cast<size_t>(p_.key_head_of(head_))], t, p_.head_dim);
@@ -157,7 +157,7 @@ class ScalarDecayHead : public RecurrentHead<ScalarDecayHead> {
   }
 
   void decay(int64_t t, Numbers& state) const {
-    const double factor = std::exp((*gates_.log_decay)[static_cast<size_t>(t)]);
+    const double factor = std::exp(gates_.log_decay[static_cast<size_t>(t)]);
     for (double& x : state) x = masked_product(factor, x);
   }
 
@@ -176,7 +176,7 @@ class ScalarDecayHead : public RecurrentHead<ScalarDecayHead> {
       for (int64_t j = 0; j < p_.head_dim_v; ++j) result.out[static_cast<size_t>(j)] += qi * row[j];
       if (has_norm()) d += qi * state[static_cast<size_t>(size_ + i)];
     }
-    const double floor = gates_.floor->empty() ? 0 : (*gates_.floor)[static_cast<size_t>(t)];
+    const double floor = gates_.floor.empty() ? 0 : gates_.floor[static_cast<size_t>(t)];
     result.divisor = divisor(p_.normalizer, d, floor);
     for (double& x : result.out) x /= result.divisor.value;
     return result;
