@@ -103,6 +103,8 @@ HOPPER_PROBLEMS = [
     ":score='score + t[head, q_idx - k_idx + seqlen_k]'",
     "attention_fwd:b1:hq1:sq130:sk300:d128:softmax_scale=40:aux.t[300]:lse:bf16"
     ":score='score - t[abs(q_idx - k_idx)]'",
+    "attention_fwd:b1:hq1:sq70:sk200:d64:aux.t[300]:lse:bf16"
+    ":score='score + 1e37 * t[abs(q_idx - k_idx)]'",
     # They grow from block to block, and behind the first ones overflow.
     "attention_fwd:b1:hq4:sq80:sk2100:d16:lse:bf16:score='score - 0.4 * abs(q_idx - k_idx)'",
     "attention_fwd:b2:hq1:cu_seqlens_q={0,150,240}:cu_seqlens_k={0,130,290}:d96:softcap=5"

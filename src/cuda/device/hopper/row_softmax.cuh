@@ -22,8 +22,9 @@ FLASHTILE_DEVICE float cap_factor(float product, const float (&line)[4]) {
 template <Sm90Reference kReference>
 struct RowSoftmax {
   static constexpr float kSlack = 8.0f;
-  static constexpr float kLargestSum = 1.2676506e30f;    // 2^100
-  static constexpr float kGrownSum = 1.0995116e12f;      // 2^40
+  static constexpr float kNearZero = 24.0f;            ///< in log2 units; sums stay below kGrownSum
+  static constexpr float kLargestSum = 1.2676506e30f;  // 2^100
+  static constexpr float kGrownSum = 1.0995116e12f;    // 2^40
   static constexpr float kSmallestSum = 8.2718061e-25f;  // 2^-80
 
   float reference[2];
@@ -59,9 +60,15 @@ struct RowSoftmax {
     return all_lanes(is_settled);
   }
 
-  /// True when a reference of the warp, times a scale, may overflow.
+  /// True when all references of the warp are 0.
+  FLASHTILE_DEVICE bool is_at_zero() const {
+    return all_lanes(reference[0] == 0.0f && reference[1] == 0.0f);
+  }
+
+  /// True when a reference of the warp, times a scale, is rounded by more than weights bear, or
+  /// overflows.
   FLASHTILE_DEVICE bool is_huge() const {
-    constexpr float kHuge = 1e38f;
+    constexpr float kHuge = 1e5f;
     bool is_huge = false;
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -72,12 +79,13 @@ struct RowSoftmax {
 
   /// Moves references that lie too far below the logits. True in all lanes of the warp where one
   /// has moved that sums depend on; `factors` are then what those are multiplied by.
-  template <int kCount>
+  /// `kStaysAtZero`: where logits are not far from 0, the reference is 0.
+  template <bool kStaysAtZero = false, int kCount>
   FLASHTILE_DEVICE bool follow(const float (&logits)[kCount], float scale, float (&factors)[2]) {
     float top[2] = {logits[0], logits[2]};
     FLASHTILE_UNROLL
     for (int i = 0; i < kCount; ++i) top[i / 2 % 2] = larger(top[i / 2 % 2], logits[i]);
-    const float slack = kSlack * reciprocal_approx(scale);
+    const float slack = (kStaysAtZero ? kNearZero : kSlack) * reciprocal_approx(scale);
     const bool is_far = top[0] > reference[0] + slack || top[1] > reference[1] + slack;
     factors[0] = factors[1] = 1.0f;
     if (!any_lane(is_far)) return false;
@@ -86,6 +94,7 @@ struct RowSoftmax {
     for (int half = 0; half < 2; ++half) {
       float highest = larger(top[half], shuffle_xor(top[half], 1));
       highest = larger(highest, shuffle_xor(highest, 2));
+      if (kStaysAtZero && absolute(highest) <= slack) highest = 0.0f;
       highest = larger(highest, reference[half]);
       if (reference[half] != highest) {
         factors[half] = exp2_approx((reference[half] - highest) * scale);
@@ -174,19 +183,25 @@ struct RowSoftmax {
     }
   }
 
-  /// The same for products times `factor`, to which natural terms are added: `for_each_term(use)`
-  /// calls `use(i, term)`. References are natural.
-  template <int kCount, class ForEachTerm>
+  /// The same for products times `factor`, to which terms are added: `for_each_term(use)` calls
+  /// `use(i, term)`. References and terms are natural, or in log2 units.
+  template <bool kHasReference, bool kInLog2, int kCount, class ForEachTerm>
   FLASHTILE_DEVICE void weigh_with_terms(float (&products)[kCount], float factor,
                                          const ForEachTerm& for_each_term) {
     float shift[2];
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      shift[half] = reference[half] == -infinity() ? 0.0f : -reference[half] * kLog2e;
+      const float base = kInLog2 ? reference[half] : reference[half] * kLog2e;
+      shift[half] = reference[half] == -infinity() ? 0.0f : -base;
     }
     for_each_term([&](int i, float term) {
       const int half = i / 2 % 2;
-      const float shifted = fused_multiply_add(term, kLog2e, shift[half]);
+      float shifted = term;
+      if constexpr (kInLog2) {
+        if constexpr (kHasReference) shifted += shift[half];
+      } else {
+        shifted = kHasReference ? fused_multiply_add(term, kLog2e, shift[half]) : term * kLog2e;
+      }
       products[i] = exp2_approx(fused_multiply_add(products[i], factor, shifted));
       sum[half] += products[i];
     });

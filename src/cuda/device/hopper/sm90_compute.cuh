@@ -33,6 +33,8 @@ struct Sm90Compute {
   static constexpr bool kHasPlainLoop =
       !kFollows && !Config::kIsMapped && (!Config::kHasDropout || Scores::kDropsLate) &&
       !Scores::Kind::kIsCapped && (!Scores::Kind::kIsGeneral || Scores::kAddsToExponents);
+  /// A reference of 0 saves an addition for each score.
+  static constexpr bool kStaysAtZero = Scores::kTermsInLog2 && !kFollows;
   /// Natural logits below which nobody means a score, but a mask.
   static constexpr float kMaskedLogit = -1000.0f;
   /// Below a diagonal the last blocks of a tile hold nothing for its first rows.
@@ -317,12 +319,24 @@ struct Sm90Compute {
     }
     if constexpr (Config::kWantsMaxLogit) softmax.track_largest(scores);
     const bool follows = Config::kReference != Sm90Reference::kZero || tile.kind == kTileToRedo;
-    return follows && softmax.follow(scores, rules.logit_scale(), factors);
+    return follows &&
+           softmax.template follow<kStaysAtZero>(scores, rules.logit_scale(tile), factors);
   }
 
   /// Behind a branch: the assembler would move it in front of the wait for products.
   FLASHTILE_DEVICE void find_kept_early() {
     if constexpr (Config::kHasDropout && !Scores::kDropsLate) rules.find_kept(tile, n_block);
+  }
+
+  /// Of a block in which nothing is hidden and no reference moves.
+  FLASHTILE_DEVICE void weigh_with_terms() {
+    const auto for_each_term = [&](const auto& use) { rules.for_each_term(use); };
+    if (kStaysAtZero && softmax.is_at_zero()) {
+      softmax.template weigh_with_terms<false, true>(scores, params.scale, for_each_term);
+    } else {
+      softmax.template weigh_with_terms<true, Scores::kTermsInLog2>(scores, params.scale,
+                                                                    for_each_term);
+    }
   }
 
   /// Scores to weights, in place. Careful: a block may not be plain, or be the tile's first. True
@@ -332,15 +346,15 @@ struct Sm90Compute {
     bool has_moved = false;
     bool is_careful = kIsCareful;
     if constexpr (!kFollows && (!kIsCareful || !kHasPlainLoop)) {
-      const float floor = Scores::Kind::kIsGeneral ? kMaskedLogit : -infinity();
+      constexpr float kFloor = Scores::kTermsInLog2 ? kMaskedLogit * kLog2e : kMaskedLogit;
+      const float floor = Scores::Kind::kIsGeneral ? kFloor : -infinity();
       if constexpr (kIsCareful) is_careful = is_first || !is_plain();
       if constexpr (Scores::kAsksSettled) is_careful = is_careful || !softmax.is_settled(floor);
     }
     if constexpr (Scores::kAddsToExponents && !kFollows) {
       if (!is_careful) {
         find_kept_early();
-        softmax.weigh_with_terms(scores, params.scale,
-                                 [&](const auto& use) { rules.for_each_term(use); });
+        weigh_with_terms();
         return false;
       }
     }
@@ -365,9 +379,9 @@ struct Sm90Compute {
       const bool is_redone = kIsCareful && tile.kind == kTileToRedo;
       find_kept_early();
       if (Scores::Kind::kIsGeneral && is_redone && softmax.is_huge()) {
-        softmax.weigh_wide(scores, rules.logit_scale());
+        softmax.weigh_wide(scores, rules.logit_scale(tile));
       } else {
-        softmax.template weigh<true>(scores, rules.logit_scale());
+        softmax.template weigh<true>(scores, rules.logit_scale(tile));
       }
     } else {
       if constexpr (Scores::Kind::kIsCapped) rules.cap(scores, is_small);
@@ -380,7 +394,7 @@ struct Sm90Compute {
         softmax.weigh_tilted(scores, rules.tilted_scale(), -rules.slope, offsets);
       } else {
         softmax.template weigh<Config::kReference != Sm90Reference::kZero>(scores,
-                                                                           rules.logit_scale());
+                                                                           rules.logit_scale(tile));
       }
     }
     return has_moved;
@@ -557,7 +571,7 @@ struct Sm90Compute {
 
   /// `number` tiles were finished before.
   FLASHTILE_DEVICE void finish(const Sm90Tile& done, Softmax& rows, uint32 number) const {
-    const Sm90Results<Config> results{params, memory, rules.logit_scale()};
+    const Sm90Results<Config> results{params, memory, rules.logit_scale(done)};
     results.finish(done, rows, acc, number);
   }
 

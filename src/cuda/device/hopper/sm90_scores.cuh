@@ -31,6 +31,11 @@ struct Sm90Scores {
   /// Terms from shared memory alone: exponents are sums of two products, and nobody needs logits.
   static constexpr bool kAddsToExponents = (Config::kAddsByDistance || Config::kCopiesBias) &&
                                            !Config::kHasSoftcap && !Config::kWantsMaxLogit;
+  /// Such terms of distances, and logits, are in log2 units, but for tiles that are worked out
+  /// again: huge ones overflow. Where references are 0 an exponent is one fused multiply-add then.
+  /// Only where exponentials are what takes the time.
+  static constexpr bool kTermsInLog2 =
+      kAddsToExponents && Config::kAddsByDistance && Config::kHeadDim <= 64;
   /// Rows may not have seen a key behind a tile's first block, or logits may go far from its own.
   static constexpr bool kAsksSettled = Config::kIsMapped || Kind::kIsGeneral;
   /// Which weights dropout keeps is found in front of the exponentials, or, where registers are
@@ -109,7 +114,8 @@ struct Sm90Scores {
   }
 
   /// Of logits as softmax gets them, to powers of two.
-  FLASHTILE_DEVICE float logit_scale() const {
+  FLASHTILE_DEVICE float logit_scale(const Sm90Tile& tile) const {
+    if constexpr (kTermsInLog2) return tile.kind == kTileToRedo ? kLog2e : 1.0f;
     if constexpr (Kind::kIsGeneral) return kLog2e;
     if constexpr (Kind::kIsTilted || Kind::kIsCapped) return 1.0f;
     return params.scale;
@@ -155,13 +161,16 @@ struct Sm90Scores {
     }
   }
 
-  /// Natural logits, in place.
+  /// Natural logits, in place; in log2 units where kTermsInLog2 says so.
   FLASHTILE_DEVICE void make_logits(Scores& scores, const Sm90Tile& tile, int n_block) const {
     if constexpr (kHasTerms) {
       if constexpr (Config::kHasSoftcap) {
         cap_scores<Config, 1, kBlockN>(tile_of(scores), params.call);
       }
-      const float scale = Config::kHasSoftcap ? params.call.softcap : params.call.softmax_scale;
+      const bool in_log2 = kTermsInLog2 && tile.kind != kTileToRedo;
+      const float scale = in_log2               ? params.scale
+                          : Config::kHasSoftcap ? params.call.softcap
+                                                : params.call.softmax_scale;
       for_each_term(
           [&](int i, float term) { scores[i] = fused_multiply_add(scores[i], scale, term); });
     } else {

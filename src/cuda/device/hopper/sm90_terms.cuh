@@ -33,6 +33,8 @@ struct Sm90Terms {
   FLASHTILE_DEVICE void write_terms(const Sm90Tile& tile, uint32 terms, int n_block) const {
     scores.with_rules(tile, [&](const ScoreRules<Config>& rules) {
       const int first_row = Keys(params, tile).first_row();
+      const bool in_log2 = Scores::kTermsInLog2 && tile.kind != kTileToRedo;
+      const float unit = in_log2 ? kLog2e : 1.0f;
       constexpr int kAtOnce = 2;
       FLASHTILE_NO_UNROLL
       for (int first = thread_idx() % kThreads; first < kShape.num_terms();
@@ -44,7 +46,7 @@ struct Sm90Terms {
           const int behind = first + i * kThreads - (kShape.block_m() - 1);
           const Pair pair = rules.pair(tile.head, first_row + (behind < 0 ? -behind : 0),
                                        n_block * Config::kBlockN + (behind > 0 ? behind : 0));
-          values[i] = Config::Expressions::template score<false>(rules.user, pair, -0.0f);
+          values[i] = Config::Expressions::template score<false>(rules.user, pair, -0.0f) * unit;
         }
         FLASHTILE_UNROLL
         for (int i = 0; i < kAtOnce; ++i) {
