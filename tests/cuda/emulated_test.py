@@ -50,7 +50,10 @@ PROBLEMS = {
            "attention_fwd:b1:hq1:sq70:sk64:d300:dv280:ps16:block_table:k.i8:v.i8:k_scale[np,hkv]"
            ":v_scale[np,hkv]:f16",
            "attention_bwd:b1:hq1:sq40:sk70:d256:window_left=30:window_right=5:bf16"],
-    "90": ["attention_fwd:b1:hq1:sq130:sk130:d128:causal:bf16:max_logit",
+    # Splits that are clusters: some without keys, a sink, pages.
+    "90": ["attention_fwd:b2:hq4:hkv1:sq2:sk1000:d128:causal:sink:lse:seqused_k={1000,1}:bf16",
+           "attention_fwd:b1:hq4:hkv2:sq1:sk700:d80:dv72:ps16:np50:pp44:block_table:lse:f16",
+           "attention_fwd:b1:hq1:sq130:sk130:d128:causal:bf16:max_logit",
            "attention_fwd:b1:hq1:sq70:sk100:d256:softcap=5:k.e4m3:v.e4m3:k_scale:v_scale:bf16",
            "attention_fwd:b1:hq2:sq130:sk200:d64:causal:alibi_slopes[hq]:bf16",
            "attention_fwd:b1:hq2:sq70:sk150:d64:softcap=30:bf16",

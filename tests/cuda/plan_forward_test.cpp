@@ -331,6 +331,11 @@ TEST(ForwardPlan, OneTileForEachMultiprocessorKeepsFourStagesOnTheirWay) {
   EXPECT_TRUE(stages_of("attention_fwd:b16" + keys + "d256", "2"));
   EXPECT_TRUE(stages_of("attention_fwd:b8" + keys + "d128", "2"));
   EXPECT_TRUE(stages_of("attention_fwd:b32" + keys + "d128", "2"));
+  // Small pages, whose rows come later.
+  const std::string pages = keys + "d128:np999:pp1024:block_table:ps";
+  EXPECT_TRUE(stages_of("attention_fwd:b32" + pages + "16", "3"));
+  EXPECT_TRUE(stages_of("attention_fwd:b32" + pages + "256", "2"));
+  EXPECT_TRUE(stages_of("attention_fwd:b8" + pages + "16", "2"));
 }
 
 TEST(ForwardPlan, PartsAreCombinedByAsManyWarpsAsTheyHave) {
@@ -345,6 +350,28 @@ TEST(ForwardPlan, PartsAreCombinedByAsManyWarpsAsTheyHave) {
   // Four rows of few parts.
   const std::string few = "attention_fwd:b1:hq64:sq100:sk4096:d128:bf16";
   EXPECT_EQ(combine_of(few, "sm_90a").grid[0], 64 * 100 / 4);
+}
+
+TEST(ForwardPlan, SplitsOfATileAreAClusterThatMergesThem) {
+  const std::string text = "attention_fwd:b16:hq16:hkv4:sq1:sk8192:d128:bf16";
+  const std::vector<KernelChoice> kernels = kernels_of(text, "sm_90a");
+  ASSERT_EQ(kernels.size(), 1u);
+  EXPECT_EQ(kernels[0].cluster_size, 4);
+  EXPECT_EQ(kernels[0].grid[0], 16 * 4 * 4);
+  EXPECT_FALSE(kernels[0].overlaps_previous);
+  Context context;
+  context.arch = "sm_90a";
+  EXPECT_EQ(make_call(parse_problem(text)).explain(context).workspace_bytes, 0);
+  // Several queries of a head in one tile as well.
+  EXPECT_EQ(stems_of("attention_fwd:b16:hq16:hkv4:sq3:sk8192:d128:causal:bf16", "sm_90a"),
+            Stems{"attention_fwd_portable"});
+  // Without clusters, or with more splits than these have, another kernel.
+  const Stems two = {"attention_fwd_portable", "attention_combine"};
+  EXPECT_EQ(stems_of(text, "sm_89"), two);
+  EXPECT_EQ(kernels_of(text, "sm_89")[0].cluster_size, 1);
+  EXPECT_EQ(stems_of("attention_fwd:b1:hq8:hkv1:sq1:sk131072:d128:bf16", "sm_90a"), two);
+  // Nor where a multiprocessor has room for one CTA, so that not all clusters would run at once.
+  EXPECT_EQ(stems_of("attention_fwd:b16:hq8:hkv2:sq1:sk8192:d256:bf16", "sm_90a"), two);
 }
 
 TEST(ForwardPlan, DivisorsDivideExactly) {

@@ -55,6 +55,28 @@ int64_t choose_splits(const AttentionProblem& problem, const ForwardTiling& tili
   return 1;
 }
 
+/// Places for CTAs on a multiprocessor where clusters are used.
+constexpr int kClusterPlaces = 3;
+
+/// True where the splits of a tile may be a cluster, which merges them itself: of a size that every
+/// GPU with clusters has, and of CTAs that follow each other in the grid. A cluster runs in one
+/// part of the GPU, of about 16 multiprocessors. All have to find places at once, though some are
+/// left over in each part, or most of the GPU would wait for the last ones.
+bool merges_in_cluster(const AttentionProblem& problem, const ForwardPlan& plan) {
+  constexpr int64_t kMostCtas = 8;
+  constexpr int64_t kPartSms = 16;
+  const GpuModel& gpu = *problem.gpu;
+  const int64_t size = plan.num_splits;
+  if (gpu.compute_capability < 90 || !plan.tiling.shape.merges_in_cluster() || size == 1 ||
+      size > kMostCtas || plan.section_heads > 1) {
+    return false;
+  }
+  const int64_t cta_bytes = plan.tiling.shape.shared_bytes() + 1024;
+  const int64_t left_over = ceil_div(gpu.num_sms, kPartSms) * (size - 1);
+  return kClusterPlaces * cta_bytes <= gpu.shared_bytes_per_sm &&
+         plan.num_ctas + left_over <= kClusterPlaces * gpu.num_sms;
+}
+
 /// (batch, head) pairs whose keys and values are read together.
 int64_t choose_section(const AttentionProblem& problem, const ForwardPlan& plan) {
   if (!plan.is_descending && !plan.has_order) return 1;
@@ -79,7 +101,7 @@ bool has_lengths(const AttentionProblem& problem) {
 
 void take_workspace(const AttentionProblem& problem, ForwardPlan& plan) {
   WorkspaceRegions regions;
-  if (plan.num_splits > 1) {
+  if (plan.num_splits > 1 && !plan.merges_in_cluster) {
     const int64_t num_rows = problem.total_q * problem.num_heads * plan.num_splits;
     plan.partial_out = regions.take(num_rows * plan.num_v_parts * plan.tiling.shape.head_dim_v * 4);
     plan.partial_lse = regions.take(num_rows * 4);
@@ -160,12 +182,14 @@ ForwardPlan make_forward_plan(const AttentionProblem& problem, const ForwardTili
   // CTAs that all start at once need no order.
   plan.has_order =
       plan.blocks.is_on && plan.num_m_blocks > 1 && num_tiles > 2 * problem.gpu->num_sms;
-  plan.is_descending = !plan.has_order && has_upper_bound(problem);
+  plan.is_descending = !plan.has_order && plan.num_m_blocks > 1 && has_upper_bound(problem);
   plan.section_heads = choose_section(problem, plan);
   plan.num_splits =
       tiling.num_splits > 0 ? tiling.num_splits : choose_splits(problem, tiling, num_tiles);
   plan.num_ctas = num_tiles * plan.num_splits;
-  if (plan.num_splits > 1) {
+  plan.merges_in_cluster = merges_in_cluster(problem, plan);
+  if (plan.merges_in_cluster) plan.tiling.min_ctas = kClusterPlaces;
+  if (plan.num_splits > 1 && !plan.merges_in_cluster) {
     // A row for each of a CTA's four warps, or of many splits for all, as long as the grid stays
     // small.
     constexpr int64_t kMaxCombineCtas = 1 << 16;
@@ -214,7 +238,8 @@ std::string forward_config(const AttentionProblem& problem, const ForwardPlan& p
          config_bool("kPaged", problem.page_size > 0) + config_bool("kHasOrder", plan.has_order) +
          config_bool("kHasLengths", has_lengths(problem)) +
          config_bool("kWantsMaxLogit", problem.wants_max_logit) +
-         config_bool("kIsSplit", is_split) + "};\n";
+         config_bool("kIsSplit", is_split) +
+         config_bool("kMergesInCluster", plan.merges_in_cluster) + "};\n";
 }
 
 std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
@@ -240,8 +265,14 @@ std::vector<KernelChoice> forward_kernels(const AttentionProblem& problem,
                                   plan.num_ctas, plan.tiling.shape.num_threads(),
                                   plan.tiling.shape.shared_bytes()));
     kernels.back().overlaps_previous = may_overlap(problem);
+    if (plan.merges_in_cluster) {
+      kernels.back().cluster_size = plan.num_splits;
+      // Clusters that come while others still run find places by chance: three CTAs on one
+      // multiprocessor, none on another.
+      kernels.back().overlaps_previous = false;
+    }
   }
-  if (plan.num_splits > 1) {
+  if (plan.num_splits > 1 && !plan.merges_in_cluster) {
     const int64_t columns = plan.num_v_parts * plan.tiling.shape.head_dim_v;
     kernels.push_back(tile_kernel(*problem.gpu, "attention_combine", combine_config(problem, plan),
                                   plan.combine_ctas * problem.batch_size, 128, 3 * columns * 4));

@@ -52,6 +52,7 @@ struct ForwardPlan {
   int64_t num_pairs = 0;  ///< (sequence, head)
   int64_t section_heads = 1;
   int64_t num_splits = 1;
+  bool merges_in_cluster = false;  ///< splits of a tile are a cluster; else they are combined
   int64_t num_v_parts = 1;
   int64_t num_ctas = 0;
   int64_t combine_ctas = 0;   ///< of each sequence

@@ -167,7 +167,22 @@ Result cuLaunchKernel(FunctionHandle function, unsigned int grid_x, unsigned int
                       unsigned int grid_z, unsigned int block_x, unsigned int, unsigned int,
                       unsigned int shared_bytes, StreamHandle, void** arguments, void**) {
   if (grid_y != 1 || grid_z != 1) return kNotFound;
-  emulator::run_grid(function->entry, arguments, grid_x, static_cast<int>(block_x), shared_bytes);
+  emulator::run_grid(function->entry, arguments, grid_x, static_cast<int>(block_x), shared_bytes,
+                     1);
+  return kSuccess;
+}
+Result cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle function, void** arguments,
+                        void**) {
+  if (config->grid_y != 1 || config->grid_z != 1) return kNotFound;
+  int cluster_size = 1;
+  for (unsigned int i = 0; i < config->num_attributes; ++i) {
+    const LaunchAttribute& attribute = config->attributes[i];
+    if (attribute.id == kClusterDimension) {
+      cluster_size = static_cast<int>(attribute.value.cluster.x);
+    }
+  }
+  emulator::run_grid(function->entry, arguments, config->grid_x, static_cast<int>(config->block_x),
+                     config->shared_bytes, cluster_size);
   return kSuccess;
 }
 Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, FunctionHandle, int, size_t) {

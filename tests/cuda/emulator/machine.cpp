@@ -19,7 +19,7 @@ constexpr size_t kStackBytes = 256 << 10;
 constexpr size_t kPage = 4096;
 
 /// kPoll: the fiber looks again whether it can go on.
-enum class Waits { kNothing, kPoll, kWarp, kCta, kEnd };
+enum class Waits { kNothing, kPoll, kWarp, kCta, kCluster, kEnd };
 
 struct Copy {
   uint32_t target;
@@ -66,22 +66,52 @@ struct Warp {
   char slots[2][kWarpSize][128];
 };
 
-struct Machine {
+/// Shared memory that ends where the address space does.
+class GuardedMemory {
+ public:
+  explicit GuardedMemory(size_t bytes) {
+    const size_t whole = (bytes + kPage - 1) / kPage * kPage;
+    size_ = whole + kPage;
+    base_ = static_cast<char*>(
+        mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    if (base_ == MAP_FAILED) stop("no memory");
+    mprotect(base_ + whole, kPage, PROT_NONE);
+    data_ = base_ + (whole - bytes) / 16 * 16;
+  }
+  GuardedMemory(const GuardedMemory&) = delete;
+  GuardedMemory& operator=(const GuardedMemory&) = delete;
+  ~GuardedMemory() { munmap(base_, size_); }
+  char* data() const { return data_; }
+
+ private:
+  char* base_;
+  char* data_;
+  size_t size_;
+};
+
+struct Cta {
+  explicit Cta(size_t shared_bytes) : shared(shared_bytes) {}
+
+  GuardedMemory shared;
   std::vector<std::unique_ptr<Fiber>> fibers;
-  std::vector<std::unique_ptr<char[]>> stacks;
   std::vector<Warp> warps;
-  ucontext_t scheduler{};
-  Fiber* running = nullptr;
-  char* shared = nullptr;
-  size_t shared_bytes = 0;
-  void (*entry)(void**) = nullptr;
-  void** arguments = nullptr;
-  uint64_t random = 1;
   bool any_flag = false;
   std::map<int, int> group_counts, group_rounds;  ///< of the barriers of some warps
   std::map<uint32_t, Barrier> barriers;
   std::vector<BoxLoad> loads;
   int polls = 0;  ///< since something has changed
+};
+
+struct Machine {
+  std::vector<std::unique_ptr<Cta>> cluster;
+  Cta* cta = nullptr;  ///< that runs
+  std::vector<std::unique_ptr<char[]>> stacks;
+  ucontext_t scheduler{};
+  Fiber* running = nullptr;
+  size_t shared_bytes = 0;
+  void (*entry)(void**) = nullptr;
+  void** arguments = nullptr;
+  uint64_t random = 1;
 
   uint32_t draw() {
     random ^= random << 13;
@@ -105,7 +135,7 @@ void fiber_main() {
 }
 
 void do_copy(const Copy& copy) {
-  char* target = machine.shared + copy.target;
+  char* target = machine.cta->shared.data() + copy.target;
   std::memcpy(target, copy.source, static_cast<size_t>(copy.valid_bytes));
   std::memset(target + copy.valid_bytes, 0, static_cast<size_t>(copy.bytes - copy.valid_bytes));
 }
@@ -147,22 +177,22 @@ void do_load(const BoxLoad& load) {
   long long total = 0;
   for_each_piece(load.map, load.place, load.target, [&](char* from, uint32_t to, int bytes) {
     check_shared(to, 16, 16);
-    std::memset(machine.shared + to, 0, 16);
-    if (bytes > 0) std::memcpy(machine.shared + to, from, static_cast<size_t>(bytes));
+    std::memset(machine.cta->shared.data() + to, 0, 16);
+    if (bytes > 0) std::memcpy(machine.cta->shared.data() + to, from, static_cast<size_t>(bytes));
     total += 16;
   });
-  Barrier& barrier = machine.barriers.at(load.barrier);
+  Barrier& barrier = machine.cta->barriers.at(load.barrier);
   barrier.missing_bytes -= total;
   barrier.end_phase();
-  machine.polls = 0;
+  machine.cta->polls = 0;
 }
 
 /// Does what is to be done, or some of it, in any order.
 void run_engine() {
-  while (!machine.loads.empty() && machine.draw() % 4 == 0) {
-    const size_t which = machine.draw() % machine.loads.size();
-    const BoxLoad load = machine.loads[which];
-    machine.loads.erase(machine.loads.begin() + static_cast<long>(which));
+  while (!machine.cta->loads.empty() && machine.draw() % 4 == 0) {
+    const size_t which = machine.draw() % machine.cta->loads.size();
+    const BoxLoad load = machine.cta->loads[which];
+    machine.cta->loads.erase(machine.cta->loads.begin() + static_cast<long>(which));
     do_load(load);
   }
 }
@@ -180,32 +210,11 @@ void run_groups(std::vector<std::vector<std::function<void()>>>& groups, int pen
   }
 }
 
-/// Shared memory that ends where the address space does.
-class GuardedMemory {
- public:
-  explicit GuardedMemory(size_t bytes) {
-    const size_t whole = (bytes + kPage - 1) / kPage * kPage;
-    size_ = whole + kPage;
-    base_ = static_cast<char*>(
-        mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (base_ == MAP_FAILED) stop("no memory");
-    mprotect(base_ + whole, kPage, PROT_NONE);
-    data_ = base_ + (whole - bytes) / 16 * 16;
-  }
-  ~GuardedMemory() { munmap(base_, size_); }
-  char* data() const { return data_; }
-
- private:
-  char* base_;
-  char* data_;
-  size_t size_;
-};
-
 /// True when every thread of [begin, end) that has not ended waits for `waits`.
 bool all_wait(size_t begin, size_t end, Waits waits) {
   bool has_any = false;
   for (size_t i = begin; i < end; ++i) {
-    const Waits of = machine.fibers[i]->waits;
+    const Waits of = machine.cta->fibers[i]->waits;
     if (of == Waits::kEnd) continue;
     if (of != waits) return false;
     has_any = true;
@@ -213,19 +222,28 @@ bool all_wait(size_t begin, size_t end, Waits waits) {
   return has_any;
 }
 
-void run_cta(int num_threads) {
-  const auto count = static_cast<size_t>(num_threads);
+/// Lets threads of [begin, end) that wait for `waits` go on.
+void release(Waits waits, size_t begin, size_t end) {
+  for (size_t i = begin; i < end; ++i) {
+    Fiber& fiber = *machine.cta->fibers[i];
+    if (fiber.waits == waits) fiber.waits = Waits::kNothing;
+  }
+}
+
+/// Runs the CTA until its threads have ended, which gives true, or wait for the cluster.
+bool run_cta() {
+  const size_t count = machine.cta->fibers.size();
   const size_t num_warps = count / kWarpSize;
-  size_t num_ended = 0;
-  while (num_ended < count) {
+  while (true) {
     run_engine();
     if (all_wait(0, count, Waits::kCta)) {
-      machine.any_flag = false;
-      for (auto& fiber : machine.fibers) machine.any_flag = machine.any_flag || fiber->flag;
-      for (auto& fiber : machine.fibers) {
-        if (fiber->waits == Waits::kCta) fiber->waits = Waits::kNothing;
+      machine.cta->any_flag = false;
+      for (auto& fiber : machine.cta->fibers) {
+        machine.cta->any_flag = machine.cta->any_flag || fiber->flag;
       }
+      release(Waits::kCta, 0, count);
     }
+    if (all_wait(0, count, Waits::kCluster)) return false;
     // A warp that can go on, from a drawn one.
     const size_t first = machine.draw() % num_warps;
     bool has_run = false;
@@ -233,22 +251,40 @@ void run_cta(int num_threads) {
       const size_t warp = (first + w) % num_warps;
       const size_t begin = warp * kWarpSize;
       if (all_wait(begin, begin + kWarpSize, Waits::kWarp)) {
-        for (size_t i = begin; i < begin + kWarpSize; ++i) {
-          if (machine.fibers[i]->waits == Waits::kWarp) machine.fibers[i]->waits = Waits::kNothing;
-        }
+        release(Waits::kWarp, begin, begin + kWarpSize);
       }
       for (size_t i = begin; i < begin + kWarpSize; ++i) {
-        Fiber& fiber = *machine.fibers[i];
+        Fiber& fiber = *machine.cta->fibers[i];
         if (fiber.waits != Waits::kNothing && fiber.waits != Waits::kPoll) continue;
-        if (fiber.waits == Waits::kNothing) machine.polls = 0;
+        if (fiber.waits == Waits::kNothing) machine.cta->polls = 0;
         has_run = true;
         machine.running = &fiber;
         swapcontext(&machine.scheduler, &fiber.context);
-        if (fiber.waits == Waits::kEnd) ++num_ended;
       }
     }
-    if (!has_run && num_ended < count && !all_wait(0, count, Waits::kCta)) {
-      stop("threads wait for each other: a barrier is not reached by all");
+    if (has_run || all_wait(0, count, Waits::kCta)) continue;
+    for (const auto& fiber : machine.cta->fibers) {
+      if (fiber->waits != Waits::kEnd) {
+        stop("threads wait for each other: a barrier is not reached by all");
+      }
+    }
+    return true;
+  }
+}
+
+/// Runs all CTAs of the cluster, in turns from one barrier of theirs to the next.
+void run_cluster() {
+  const size_t count = machine.cluster.size();
+  for (size_t num_ended = 0; num_ended < count;) {
+    const size_t first = machine.draw() % count;
+    num_ended = 0;
+    for (size_t i = 0; i < count; ++i) {
+      machine.cta = machine.cluster[(first + i) % count].get();
+      if (run_cta()) ++num_ended;
+    }
+    for (const auto& cta : machine.cluster) {
+      machine.cta = cta.get();
+      release(Waits::kCluster, 0, cta->fibers.size());
     }
   }
 }
@@ -264,6 +300,17 @@ std::unique_ptr<Fiber> make_fiber(const Thread& thread, char* stack) {
   return fiber;
 }
 
+/// Nothing may be on its way.
+void check_ended(const Cta& cta) {
+  if (!cta.loads.empty()) stop("copies of the engine were never waited for");
+  for (const auto& fiber : cta.fibers) {
+    if (!fiber->open.empty()) stop("copies of a thread were never waited for");
+    if (!fiber->stores.empty() || !fiber->open_stores.empty()) {
+      stop("stores of a thread were never waited for");
+    }
+  }
+}
+
 }  // namespace
 
 void stop(const char* text) {
@@ -273,7 +320,7 @@ void stop(const char* text) {
 
 const Thread& current() { return machine.running->thread; }
 
-char* shared_memory() { return machine.shared; }
+char* shared_memory() { return machine.cta->shared.data(); }
 
 void check_shared(uint32_t address, int bytes, int alignment) {
   if (address % static_cast<uint32_t>(alignment) != 0) stop("a shared address is not aligned");
@@ -287,14 +334,24 @@ void sync_cta() { sync_cta_any(false); }
 bool sync_cta_any(bool value) {
   machine.running->flag = value;
   yield(Waits::kCta);
-  return machine.any_flag;
+  return machine.cta->any_flag;
 }
 
 void sync_warp() { yield(Waits::kWarp); }
 
+void sync_cluster() { yield(Waits::kCluster); }
+
+char* cluster_memory(uint32_t cluster_address, int bytes) {
+  const uint32_t address = cluster_address & 0xffffffu;
+  const size_t rank = cluster_address >> 24;
+  check_shared(address, bytes, bytes);
+  if (rank == 0 || rank > machine.cluster.size()) stop("a CTA is not in the cluster");
+  return machine.cluster[rank - 1]->shared.data() + address;
+}
+
 void sync_group(int id, int num_threads) {
-  int& count = machine.group_counts[id];
-  int& round = machine.group_rounds[id];
+  int& count = machine.cta->group_counts[id];
+  int& round = machine.cta->group_rounds[id];
   const int own_round = round;
   if (++count == num_threads) {
     count = 0;
@@ -306,18 +363,18 @@ void sync_group(int id, int num_threads) {
 }
 
 void arrive_at_group(int id, int num_threads) {
-  if (++machine.group_counts[id] < num_threads) return;
-  machine.group_counts[id] = 0;
-  ++machine.group_rounds[id];
+  if (++machine.cta->group_counts[id] < num_threads) return;
+  machine.cta->group_counts[id] = 0;
+  ++machine.cta->group_rounds[id];
 }
 
 void init_barrier(uint32_t barrier, int num_arrivals) {
   check_shared(barrier, 8, 8);
-  machine.barriers[barrier] = {num_arrivals, num_arrivals, 0, 0};
+  machine.cta->barriers[barrier] = {num_arrivals, num_arrivals, 0, 0};
 }
 
 void arrive(uint32_t barrier, int expected_bytes) {
-  Barrier& of = machine.barriers.at(barrier);
+  Barrier& of = machine.cta->barriers.at(barrier);
   if (of.missing == 0) stop("more arrivals than a barrier counts");
   of.missing_bytes += expected_bytes;
   --of.missing;
@@ -326,8 +383,8 @@ void arrive(uint32_t barrier, int expected_bytes) {
 
 void wait_barrier(uint32_t barrier, uint32_t parity) {
   constexpr int kManyPolls = 1 << 22;
-  while (machine.barriers.at(barrier).parity == parity) {
-    if (++machine.polls > kManyPolls) {
+  while (machine.cta->barriers.at(barrier).parity == parity) {
+    if (++machine.cta->polls > kManyPolls) {
       std::fprintf(stderr, "thread %d waits for barrier at %u\n", current().thread_idx, barrier);
       stop("threads wait for each other: a phase of a barrier does not end");
     }
@@ -339,7 +396,7 @@ void load_box(uint32_t target, const void* map, uint32_t barrier, const int (&pl
   if (target % 128 != 0) stop("the target of a box is not aligned");
   BoxLoad load = {target, {}, barrier, {place[0], place[1], place[2], place[3]}};
   std::memcpy(&load.map, map, sizeof load.map);
-  machine.loads.push_back(load);
+  machine.cta->loads.push_back(load);
 }
 
 void store_box(const void* map, uint32_t source, const int (&place)[4]) {
@@ -349,7 +406,7 @@ void store_box(const void* map, uint32_t source, const int (&place)[4]) {
   machine.running->open_stores.push_back([=] {
     for_each_piece(of, {p0, p1, p2, p3}, source, [&](char* to, uint32_t from, int bytes) {
       check_shared(from, 16, 16);
-      if (bytes > 0) std::memcpy(to, machine.shared + from, static_cast<size_t>(bytes));
+      if (bytes > 0) std::memcpy(to, machine.cta->shared.data() + from, static_cast<size_t>(bytes));
     });
   });
 }
@@ -386,7 +443,7 @@ void wait_for_products(int pending) {
 const char* exchange(const void* data, int bytes) {
   Fiber& self = *machine.running;
   const int lane = self.thread.thread_idx % kWarpSize;
-  Warp& warp = machine.warps[static_cast<size_t>(self.thread.thread_idx / kWarpSize)];
+  Warp& warp = machine.cta->warps[static_cast<size_t>(self.thread.thread_idx / kWarpSize)];
   // Two sets of slots in turns: nobody is two exchanges ahead of a lane that still reads.
   const int parity = self.parity;
   self.parity ^= 1;
@@ -423,37 +480,37 @@ void copy_async_wait(int pending) {
 }
 
 void run_grid(void (*entry)(void**), void** arguments, long long num_ctas, int num_threads,
-              size_t shared_bytes) {
+              size_t shared_bytes, int cluster_size) {
   if (num_threads % kWarpSize != 0) stop("threads do not fill warps");
-  const GuardedMemory memory(shared_bytes);
-  machine.shared = memory.data();
+  if (num_ctas % cluster_size != 0) stop("CTAs do not fill clusters");
   machine.shared_bytes = shared_bytes;
   machine.entry = entry;
   machine.arguments = arguments;
   const char* seed = std::getenv("FLASHTILE_EMULATOR_SEED");
   machine.random = 0x9E3779B97F4A7C15u + (seed == nullptr ? 0 : std::strtoull(seed, nullptr, 10));
-  while (machine.stacks.size() < static_cast<size_t>(num_threads)) {
+  const auto ctas = static_cast<size_t>(cluster_size);
+  while (machine.stacks.size() < ctas * static_cast<size_t>(num_threads)) {
     machine.stacks.push_back(std::make_unique<char[]>(kStackBytes));
   }
-  for (long long cta = 0; cta < num_ctas; ++cta) {
-    std::memset(machine.shared, 0xff, shared_bytes);
-    machine.warps.assign(static_cast<size_t>(num_threads / kWarpSize), Warp{});
-    machine.fibers.clear();
-    machine.barriers.clear();
-    machine.group_counts.clear();
-    machine.polls = 0;
-    for (int t = 0; t < num_threads; ++t) {
-      machine.fibers.push_back(make_fiber({t, num_threads, cta, num_ctas},
-                                          machine.stacks[static_cast<size_t>(t)].get()));
-    }
-    run_cta(num_threads);
-    if (!machine.loads.empty()) stop("copies of the engine were never waited for");
-    for (const auto& fiber : machine.fibers) {
-      if (!fiber->open.empty()) stop("copies of a thread were never waited for");
-      if (!fiber->stores.empty() || !fiber->open_stores.empty()) {
-        stop("stores of a thread were never waited for");
+  machine.cluster.clear();
+  for (size_t c = 0; c < ctas; ++c) machine.cluster.push_back(std::make_unique<Cta>(shared_bytes));
+  for (long long first = 0; first < num_ctas; first += cluster_size) {
+    size_t stack = 0;
+    for (size_t c = 0; c < ctas; ++c) {
+      Cta& cta = *machine.cluster[c];
+      std::memset(cta.shared.data(), 0xff, shared_bytes);
+      cta.warps.assign(static_cast<size_t>(num_threads / kWarpSize), Warp{});
+      cta.fibers.clear();
+      cta.barriers.clear();
+      cta.group_counts.clear();
+      cta.polls = 0;
+      for (int t = 0; t < num_threads; ++t) {
+        const Thread thread = {t, num_threads, first + static_cast<long long>(c), num_ctas};
+        cta.fibers.push_back(make_fiber(thread, machine.stacks[stack++].get()));
       }
     }
+    run_cluster();
+    for (const auto& cta : machine.cluster) check_ended(*cta);
   }
 }
 

@@ -4,9 +4,10 @@
 // logic (masks, layouts, barriers, copies) is executed and tested on machines without a GPU. The
 // headers under device/ take the place of the library's src/cuda/device/ptx/ and call this.
 //
-// Every thread of a CTA is a fiber. A fiber runs until it waits for its warp or its CTA; who runs
-// next is drawn from a seed, so that a missing barrier shows. Asynchronous copies happen either at
-// once or as late as they may, drawn as well. Shared memory begins as NaN and ends at a guard page.
+// Every thread of a CTA is a fiber, and the CTAs of a cluster take turns. A fiber runs until it
+// waits for its warp, its CTA or its cluster; who runs next is drawn from a seed, so that a missing
+// barrier shows. Asynchronous copies happen either at once or as late as they may, drawn as well.
+// Shared memory begins as NaN and ends at a guard page.
 #pragma once
 
 #include <cstddef>
@@ -39,6 +40,15 @@ bool sync_cta_any(bool value);
 void sync_warp();
 /// Waits for as many threads that give the same id; these are neighbours or strided warps.
 void sync_group(int id, int num_threads);
+
+/// Waits for all threads of the cluster that have not ended.
+void sync_cluster();
+/// `bytes` bytes of a CTA's shared memory; both in the address, see below.
+char* cluster_memory(uint32_t cluster_address, int bytes);
+/// An address within CTA `rank` of the cluster: not one that an own address could be.
+inline uint32_t cluster_address(uint32_t address, int rank) {
+  return address + (static_cast<uint32_t>(rank + 1) << 24);
+}
 
 /// Counts as a thread that gives this id, without waiting.
 void arrive_at_group(int id, int num_threads);
@@ -77,8 +87,8 @@ void copy_async(uint32_t target, const void* source, int bytes, int valid_bytes)
 void copy_async_commit();
 void copy_async_wait(int pending);
 
-/// Runs `entry(arguments)` in every thread of the grid.
+/// Runs `entry(arguments)` in every thread of the grid, one cluster after the other.
 void run_grid(void (*entry)(void** arguments), void** arguments, long long num_ctas,
-              int num_threads, size_t shared_bytes);
+              int num_threads, size_t shared_bytes, int cluster_size);
 
 }  // namespace emulator

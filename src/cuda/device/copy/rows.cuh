@@ -84,6 +84,13 @@ FLASHTILE_DEVICE char* query_row(const RowsParam& rows, const Sequence& sequence
          (sequence.q_begin + q_idx) * rows.row_stride + head * rows.head_stride;
 }
 
+/// What a head has besides its keys to weigh; -inf: nothing.
+FLASHTILE_DEVICE float sink_of(const AttentionParams& params, int head) {
+  if (params.sink.data == nullptr) return -infinity();
+  return load_global(reinterpret_cast<const float*>(
+      reinterpret_cast<const char*>(params.sink.data) + head * params.sink.head_stride));
+}
+
 /// The place of a query in lse and the like.
 FLASHTILE_DEVICE float* query_scalar(const RowScalarsParam& rows, const Sequence& sequence,
                                      int q_idx, int head) {

@@ -6,7 +6,9 @@
 
 #include "cuda/device/epilogue/max_logit.cuh"
 #include "cuda/device/epilogue/store_rows.cuh"
+#include "cuda/device/forward/cluster_merge.cuh"
 #include "cuda/device/forward/forward_base.cuh"
+#include "cuda/device/forward/forward_places.cuh"
 
 namespace flashtile::device {
 
@@ -14,6 +16,7 @@ namespace flashtile::device {
 template <class Work>
 struct ForwardFinish {
   using Config = typename Work::Config;
+  using Places = ForwardPlaces<Work>;
   static constexpr int kTilesM = Work::kTilesM;
   static constexpr int kTilesV = Work::kTilesV;
   static constexpr bool kInFours = Work::kColumnsInFours;
@@ -61,16 +64,9 @@ struct ForwardFinish {
                                          float weight_sum) {
     const AttentionParams& params = work.params;
     const float reference = logit_reference * natural(work);
-    float highest = reference;
     float sink = -infinity();
-    if constexpr (!Config::kIsSplit) {
-      if (params.sink.data != nullptr) {
-        sink = load_global(
-            reinterpret_cast<const float*>(reinterpret_cast<const char*>(params.sink.data) +
-                                           work.rows.head_of(row) * params.sink.head_stride));
-        highest = larger(highest, sink);
-      }
-    }
+    if constexpr (!Config::kIsSplit) sink = sink_of(params, work.rows.head_of(row));
+    const float highest = larger(reference, sink);
     const float base = highest == -infinity() ? 0.0f : highest;
     const float own = exp2_approx((reference - base) * kLog2e);
     const float sum = weight_sum * own + exp2_approx((sink - base) * kLog2e);
@@ -83,6 +79,10 @@ struct ForwardFinish {
   /// Of a row that is there, by one lane.
   FLASHTILE_DEVICE static void write_lse(const Work& work, int row, float lse) {
     const AttentionParams& params = work.params;
+    if constexpr (Config::kMergesInCluster) {
+      store_shared(Places::number_address(work, 0, row), lse);
+      return;
+    }
     const Tile& tile = Work::state().tile;
     if (tile.v_part != 0) return;
     const int q_idx = work.rows.q_idx(row);
@@ -97,45 +97,17 @@ struct ForwardFinish {
     }
   }
 
-  /// Where the columns of a split's part of a row begin.
-  FLASHTILE_DEVICE static float* partial_row(const Work& work, int row) {
-    const AttentionParams& params = work.params;
-    // Rows of all parts side by side, so that each is aligned.
-    const int64 row_floats = static_cast<int64>(params.grid.num_v_parts) * Config::kHeadDimV;
-    const int64 num_rows = params.lengths.total_q * params.num_heads;
-    const int64 flat =
-        flat_row(params, work.sequence, work.rows.q_idx(row), work.rows.head_of(row));
-    return params.grid.partial_out + (Work::state().tile.split_idx * num_rows + flat) * row_floats +
-           work.first_value_column();
-  }
-
-  FLASHTILE_DEVICE static char* out_row(const Work& work, int row) {
-    const AttentionParams& params = work.params;
-    return query_row(params.out, work.sequence, work.rows.q_idx(row), work.rows.head_of(row)) +
-           work.first_value_column() * params.out.element_stride;
-  }
-
   // ---- Warps that divided the keys
-
-  /// A number of each warp and row, and its sums of values.
-  FLASHTILE_DEVICE static uint32 number_address(const Work& work, int warp_n, int row) {
-    return work.shared +
-           static_cast<uint32>(Work::kShape.ring_begin() + (warp_n * Config::kBlockM + row) * 8);
-  }
-  FLASHTILE_DEVICE static uint32 sums_address(const Work& work, int warp_n, int row) {
-    return number_address(work, Config::kWarpsN, 0) +
-           static_cast<uint32>((warp_n * Config::kBlockM + row) * Work::kShape.merge_pitch() * 4);
-  }
 
   /// Leaves what the warp has of its rows for all to see.
   FLASHTILE_DEVICE static void publish(const Work& work) {
     for_each_row<kTilesM>(work.first_warp_row, [&](int m, int half, int row) {
       if (!work.rows.is_there(row)) return;
       if (lane_idx() % 4 == 0) {
-        store_shared(number_address(work, work.warp_n, row),
+        store_shared(Places::number_address(work, work.warp_n, row),
                      FloatPair{work.softmax.reference[m][half], work.softmax.sum[m][half]});
       }
-      const uint32 target = sums_address(work, work.warp_n, row);
+      const uint32 target = Places::sums_address(work, work.warp_n, row);
       FLASHTILE_UNROLL
       for (int v = 0; v < kTilesV; ++v) {
         store_shared(target + static_cast<uint32>(lane_column<kInFours>(v) * 4),
@@ -152,7 +124,7 @@ struct ForwardFinish {
     float highest = -infinity();
     FLASHTILE_UNROLL
     for (int part = 0; part < kParts; ++part) {
-      const FloatPair numbers = load_shared_pair(number_address(work, part, row));
+      const FloatPair numbers = load_shared_pair(Places::number_address(work, part, row));
       factors[part] = numbers.x;
       sums[part] = numbers.y;
       highest = larger(highest, numbers.x);
@@ -165,6 +137,7 @@ struct ForwardFinish {
       sum += sums[part] * factors[part];
     }
     const RowEnd end = end_row(work, row, highest, sum);
+    if constexpr (Config::kMergesInCluster) sync_warp();  // the lse takes the place of a number
     if (lane_idx() == 0) write_lse(work, row, end.lse);
     FLASHTILE_UNROLL
     for (int first = 0; first < Config::kHeadDimV; first += 4 * kWarpSize) {
@@ -174,18 +147,21 @@ struct ForwardFinish {
       FLASHTILE_UNROLL
       for (int part = 0; part < kParts; ++part) {
         float values[4];
-        load_shared(values, sums_address(work, part, row) + static_cast<uint32>(col * 4));
+        load_shared(values, Places::sums_address(work, part, row) + static_cast<uint32>(col * 4));
         FLASHTILE_UNROLL
         for (int e = 0; e < 4; ++e) total[e] += values[e] * factors[part];
       }
       FLASHTILE_UNROLL
       for (int e = 0; e < 4; ++e) total[e] *= end.factor;
-      if constexpr (Config::kIsSplit) {
-        store_quad<Element::kF32, true>(partial_row(work, row), col, Config::kHeadDimV, 4, total);
+      if constexpr (Config::kMergesInCluster) {
+        store_shared(Places::sums_address(work, 0, row) + static_cast<uint32>(col * 4), total);
+      } else if constexpr (Config::kIsSplit) {
+        store_quad<Element::kF32, true>(Places::partial_row(work, row), col, Config::kHeadDimV, 4,
+                                        total);
       } else {
         store_quad<Config::kOutElement, Config::kStoreVectors>(
-            out_row(work, row), col, work.num_value_columns(), work.params.out.element_stride,
-            total);
+            Places::out_row(work, row), col, work.num_value_columns(),
+            work.params.out.element_stride, total);
       }
     }
   }
@@ -197,6 +173,7 @@ struct ForwardFinish {
     for (int row = warp_idx(); row < Config::kBlockM; row += Work::kThreads / kWarpSize) {
       if (work.rows.is_there(row)) merge_row(work, row);
     }
+    if constexpr (Config::kMergesInCluster) ClusterMerge<Work>::run(work);
   }
 
   // ---- Warps that have seen all keys
@@ -224,12 +201,12 @@ struct ForwardFinish {
       store_float_pairs<kInFours>(
           work.acc, work.first_warp_row, work.num_own_columns(), [&](int row) -> char* {
             if (!work.rows.is_there(row)) return nullptr;
-            return reinterpret_cast<char*>(partial_row(work, row) + first_col);
+            return reinterpret_cast<char*>(Places::partial_row(work, row) + first_col);
           });
     } else {
       const auto address = [&](int row) -> char* {
         if (!work.rows.is_there(row)) return nullptr;
-        return out_row(work, row) + first_col * params.out.element_stride;
+        return Places::out_row(work, row) + first_col * params.out.element_stride;
       };
       if constexpr (!Config::kStoreVectors) {
         store_elements<Config::kOutElement, kInFours>(work.acc, work.first_warp_row,

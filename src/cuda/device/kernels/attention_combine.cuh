@@ -33,12 +33,6 @@ struct Combine {
     return load_written(params.grid.partial_lse + split * num_rows + flat);
   }
 
-  FLASHTILE_DEVICE float sink_of(int head) const {
-    if (params.sink.data == nullptr) return -infinity();
-    return load_global(reinterpret_cast<const float*>(
-        reinterpret_cast<const char*>(params.sink.data) + head * params.sink.head_stride));
-  }
-
   /// The largest of the parts' lse and the sink, and what the parts weigh together.
   FLASHTILE_DEVICE void sum_weights(int64 flat, float sink, float& base, float& sum) const {
     float parts[kMaxSplits / kWarpSize];
@@ -142,7 +136,7 @@ struct Combine {
     Parts parts;
     load_parts(parts, first, flat);
     float base, sum;
-    sum_weights(flat, sink_of(head), base, sum);
+    sum_weights(flat, sink_of(params, head), base, sum);
     float acc[kPerLane][4] = {};
     add_parts(acc, parts, first, base);
     FLASHTILE_NO_UNROLL

@@ -85,6 +85,8 @@ struct ForwardShape {
   constexpr int merge_bytes() const {
     return shares_weights || warps_n == 1 ? 0 : warps_n * block_m * (merge_pitch() + 2) * 4;
   }
+  /// Splits of a tile may be CTAs of a cluster, which merge their results as their warps do.
+  constexpr bool merges_in_cluster() const { return warps_n > 1 && !shares_weights; }
   constexpr int ring_bytes() const {
     int bytes = num_stages * stage_bytes();
     if (bytes < merge_bytes()) bytes = merge_bytes();

@@ -25,6 +25,31 @@ FLASHTILE_DEVICE FloatPair load_shared_floats(uint32 address) {
   return value;
 }
 
+/// Where what a CTA has at a shared address lies in CTA `rank` of its cluster. For sm_90 and newer.
+FLASHTILE_DEVICE uint32 address_in_cluster(uint32 address, int rank) {
+  uint32 there = address;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+#endif
+  return there;
+}
+/// Behind sync_cluster(): what lies at such an address, and four neighbours.
+FLASHTILE_DEVICE float load_from_cluster(uint32 address) {
+  float value = 0.0f;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+#endif
+  return value;
+}
+FLASHTILE_DEVICE void load_from_cluster(float (&value)[4], uint32 address) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+               : "r"(address)
+               : "memory");
+#endif
+}
+
 /// A global element that another thread of the CTA has written.
 FLASHTILE_DEVICE int load_fresh(const int* address) {
   int value;

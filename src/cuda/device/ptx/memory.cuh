@@ -125,6 +125,12 @@ FLASHTILE_DEVICE void store_shared(uint32 address, const FloatPair& value) {
                : "memory");
 }
 
+FLASHTILE_DEVICE void store_shared(uint32 address, const float (&value)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]),
+               "f"(value[1]), "f"(value[2]), "f"(value[3])
+               : "memory");
+}
+
 FLASHTILE_DEVICE void store_shared(uint32 address, uint32 value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }

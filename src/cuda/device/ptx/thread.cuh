@@ -33,6 +33,15 @@ FLASHTILE_DEVICE void sync_warp() { __syncwarp(); }
 /// A barrier; true where any thread of the CTA says so.
 FLASHTILE_DEVICE bool sync_cta_any(bool value) { return __syncthreads_or(value) != 0; }
 
+/// A barrier of all threads of a cluster that have not ended: what they have written to shared
+/// memory before is there for the others behind it. For sm_90 and newer.
+FLASHTILE_DEVICE void sync_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
 /// Lets the next kernel of the stream begin, if it was launched to overlap, as soon as all CTAs of
 /// this one have said so or ended.
 FLASHTILE_DEVICE void start_next_grid() {

@@ -9,6 +9,17 @@ namespace flashtile::device {
 
 inline uint32 load_shared_word(uint32 address) { return shared_value<uint32>(address); }
 inline FloatPair load_shared_floats(uint32 address) { return shared_value<FloatPair>(address); }
+inline uint32 address_in_cluster(uint32 address, int rank) {
+  return emulator::cluster_address(address, rank);
+}
+inline float load_from_cluster(uint32 address) {
+  float value;
+  std::memcpy(&value, emulator::cluster_memory(address, 4), 4);
+  return value;
+}
+inline void load_from_cluster(float (&value)[4], uint32 address) {
+  std::memcpy(value, emulator::cluster_memory(address, 16), 16);
+}
 inline int load_fresh(const int* address) { return *address; }
 inline void fence_device() {}
 inline uint32 atomic_increment(uint32* address) { return (*address)++; }

@@ -91,6 +91,10 @@ inline void store_shared(uint32 address, uint32 value) { set_shared_value(addres
 inline void store_shared(uint32 address, const FloatPair& value) {
   set_shared_value(address, value);
 }
+inline void store_shared(uint32 address, const float (&value)[4]) {
+  emulator::check_shared(address, 16, 16);
+  for (uint32 i = 0; i < 4; ++i) set_shared_value(address + 4 * i, value[i]);
+}
 inline void store_shared(uint32 address, const Vector4& value) { set_shared_value(address, value); }
 
 /// As the instruction does it: by the rows' addresses. `own` must agree with them.

@@ -26,6 +26,7 @@ inline int64 num_ctas() { return emulator::current().num_ctas; }
 inline void sync_cta() { emulator::sync_cta(); }
 inline void sync_warp() { emulator::sync_warp(); }
 inline void sync_group(int id, int num_threads) { emulator::sync_group(id, num_threads); }
+inline void sync_cluster() { emulator::sync_cluster(); }
 inline void start_next_grid() {}
 inline void wait_for_previous_grid() {}
 inline bool sync_cta_any(bool value) { return emulator::sync_cta_any(value); }
