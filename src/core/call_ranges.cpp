@@ -27,7 +27,7 @@ ByteRange byte_range_of(const TensorView& tensor, bool is_written) {
   return range;
 }
 
-bool has_meeting(const std::vector<ByteRange>& ranges) {
+bool has_meeting(const KeptList<ByteRange>& ranges) {
   for (const ByteRange& output : ranges) {
     if (!output.is_written) continue;
     for (const ByteRange& other : ranges) {

@@ -4,8 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "core/kept_list.hpp"
 #include "flashtile/tensor.hpp"
 
 namespace flashtile {
@@ -19,7 +19,7 @@ struct ByteRange {
 ByteRange byte_range_of(const TensorView& tensor, bool is_written);
 
 /// True when a range that is written meets another one.
-bool has_meeting(const std::vector<ByteRange>& ranges);
+bool has_meeting(const KeptList<ByteRange>& ranges);
 
 /// Puts the alignment of an address in place of the address, as far as plans look at it; null stays
 /// null.

@@ -59,8 +59,8 @@ void compute_head(const AttentionCall& call, const AttentionKernels& kernels,
   const Rows dlse = lse_rows(args.dlse, sequence, head);
   const Rows out = query_rows(args.out, sequence, head);
   const Rows dout = query_rows(args.dout, sequence, head);
-  float* lse = stats->lse->data() + stats->index(sequence, head);
-  float* delta = stats->delta->data() + stats->index(sequence, head);
+  float* lse = stats->lse.data() + stats->index(sequence, head);
+  float* delta = stats->delta.data() + stats->index(sequence, head);
   for (int64_t i = 0; i < sequence.seqlen_q; ++i) lse[i] = lse_in.element<float>(i);
   if (!stats->sums_delta) {
     const variant::PositionMask position = call.mask().position(sequence, head);
@@ -86,11 +86,11 @@ void make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
   const int64_t num_heads = call.problem().num_heads;
   int64_t num_rows = 0;
   for (const Sequence& sequence : call.sequences()) {
-    stats->first_row->push_back(num_rows);
+    stats->first_row.push_back(num_rows);
     num_rows += num_heads * sequence.seqlen_q;
   }
-  stats->lse->resize(static_cast<size_t>(num_rows) + 1);
-  stats->delta->resize(static_cast<size_t>(num_rows) + 1);
+  stats->lse.resize(static_cast<size_t>(num_rows) + 1);
+  stats->delta.resize(static_cast<size_t>(num_rows) + 1);
   stats->sums_delta = sums_delta(call);
   const int64_t num_sequences = static_cast<int64_t>(call.sequences().size());
   parallel_for(context, num_sequences * num_heads, [&](int64_t task, int) {
@@ -99,9 +99,9 @@ void make_row_stats(const AttentionCall& call, const AttentionKernels& kernels,
   });
   // Results of 16 bits, and weights rounded to them, have larger errors.
   if (call.problem().dtype == DType::kF32 &&
-      std::any_of(stats->lse->begin(), stats->lse->end(), is_large_lse)) {
-    stats->factors->assign(stats->lse->size(), 1.0f);
-    stats->weight_sums->assign(stats->lse->size(), 0.0);
+      std::any_of(stats->lse.begin(), stats->lse.end(), is_large_lse)) {
+    stats->factors.assign(stats->lse.size(), 1.0f);
+    stats->weight_sums.assign(stats->lse.size(), 0.0);
   }
 }
 
@@ -113,14 +113,14 @@ bool is_large_lse(float lse) {
 }
 
 void find_sink_gradients(const AttentionCall& call, const RowStats& stats,
-                         std::vector<double>* gradients) {
+                         KeptList<double>* gradients) {
   for (const Sequence& sequence : call.sequences()) {
     for (int64_t head = 0; head < call.problem().num_heads; ++head) {
       const auto sink = static_cast<double>(element<float>(call.args().sink, {head}));
-      const float* lse = stats.lse->data() + stats.index(sequence, head);
-      const float* delta = stats.delta->data() + stats.index(sequence, head);
+      const float* lse = stats.lse.data() + stats.index(sequence, head);
+      const float* delta = stats.delta.data() + stats.index(sequence, head);
       const float* factors =
-          stats.factors->empty() ? nullptr : stats.factors->data() + stats.index(sequence, head);
+          stats.factors.empty() ? nullptr : stats.factors.data() + stats.index(sequence, head);
       double sum = 0;
       for (int64_t i = 0; i < sequence.seqlen_q && !std::isinf(sink); ++i) {
         const double factor = factors == nullptr ? 1 : static_cast<double>(factors[i]);
@@ -141,7 +141,7 @@ void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,
   const int64_t end = std::min(begin + plan.block_m, sequence.seqlen_q);
   const Rows q = query_rows(args.q, sequence, head);
   const Rows dout = query_rows(args.dout, sequence, head);
-  const float* lse = stats.lse->data() + stats.index(sequence, head);
+  const float* lse = stats.lse.data() + stats.index(sequence, head);
   const variant::PositionMask position = call.mask().position(sequence, head);
   thread_local std::vector<void*> q_addresses;
   thread_local std::vector<void*> dout_addresses;

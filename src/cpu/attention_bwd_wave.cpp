@@ -49,7 +49,7 @@ int64_t BwdShape::pair_bytes(int64_t seqlen_q, int64_t seqlen_k) const {
 
 BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
                         const RowStats& stats, const Sequence& sequence, int64_t head,
-                        const HeadRules& rules, const std::vector<BlockRun>& runs) {
+                        const HeadRules& rules, std::span<const BlockRun> runs) {
   BwdBlock block{};
   block.q_layout = shape.queries;
   block.block_m = shape.block_m;
@@ -61,9 +61,9 @@ BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
   block.runs = runs.data();
   block.num_runs = static_cast<int64_t>(runs.size());
   block.rules = rules.get();
-  block.lse = &(*stats.lse)[stats.index(sequence, head)];
-  if (!stats.factors->empty()) block.factors = &(*stats.factors)[stats.index(sequence, head)];
-  block.delta = &(*stats.delta)[stats.index(sequence, head)];
+  block.lse = &stats.lse[stats.index(sequence, head)];
+  if (!stats.factors.empty()) block.factors = &stats.factors[stats.index(sequence, head)];
+  block.delta = &stats.delta[stats.index(sequence, head)];
   block.dq_ld = shape.dq_ld;
   block.dk_ld = shape.dk_ld;
   block.dv_ld = shape.dv_ld;
@@ -88,8 +88,8 @@ BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const Atten
   make_row_stats(call, *isa.kernels, context, &stats_);
   if (args_.dalibi_slopes) {
     const auto num_heads = static_cast<size_t>(problem_.batch_size * problem_.num_heads);
-    dalibi_->assign(num_heads, 0.0);
-    dalibi_parts_->assign(num_heads * static_cast<size_t>(plan.num_splits), 0.0);
+    dalibi_.assign(num_heads, 0.0);
+    dalibi_parts_.assign(num_heads * static_cast<size_t>(plan.num_splits), 0.0);
   }
 }
 
@@ -118,15 +118,15 @@ void BwdLaunch::run_pairs() {
   call_.order_pairs(num_workers_, &order);
   if (daux_.is_wanted()) {
     // Sums of aux tensors go over the pairs in their order.
-    order.alone->clear();
-    order.shared->resize(call_.pairs().size());
-    std::iota(order.shared->begin(), order.shared->end(), size_t{0});
+    order.alone.clear();
+    order.shared.resize(call_.pairs().size());
+    std::iota(order.shared.begin(), order.shared.end(), size_t{0});
   }
   const int64_t pair_bytes =
       shape_.pair_bytes(problem_.max_seqlen_q, problem_.max_seqlen_k) / 64 * 64;
   run_in_waves<BwdMember>(
       context_, order, memory, pair_bytes, capacity_ - cursor.used(),
-      [&](const std::vector<size_t>& pairs, size_t begin, size_t end, BwdWave* wave) {
+      [&](const KeptList<size_t>& pairs, size_t begin, size_t end, BwdWave* wave) {
         return make_wave(pairs, begin, end, wave);
       },
       [&](BwdWave& wave) { run_wave(wave); });
@@ -135,13 +135,13 @@ void BwdLaunch::run_pairs() {
 void BwdLaunch::run_wave(BwdWave& wave) {
   pack_wave(wave);
   if (stats_.sums_delta) sum_deltas(wave);
-  if (!stats_.factors->empty()) find_factors(wave);
+  if (!stats_.factors.empty()) find_factors(wave);
   run_splits(wave);
   store_wave(wave);
 }
 
 /// Takes pairs order[begin, end) until the memory is full; returns where the next wave begins.
-size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size_t end,
+size_t BwdLaunch::make_wave(const KeptList<size_t>& order, size_t begin, size_t end,
                             BwdWave* wave) {
   WorkspaceCursor cursor(wave->memory);
   wave->clear();
@@ -158,7 +158,7 @@ size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size
     member.num_m = ceil_div(s.seqlen_q, shape_.block_m);
     member.num_n = ceil_div(s.seqlen_k, shape_.block_n);
     for (int64_t g = 0; g < shape_.group_size; ++g) {
-      wave->masks->emplace_back(call_.mask(), s, call_.head_of(pair, g));
+      wave->masks.emplace_back(call_.mask(), s, call_.head_of(pair, g));
     }
     member.q_blocks =
         cursor.take<char>(shape_.group_size * member.num_m * shape_.queries.block_bytes);
@@ -168,7 +168,7 @@ size_t BwdLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size
         cursor.take<float>(shape_.num_splits * shape_.group_size * s.seqlen_q * shape_.dq_ld);
     if (args_.dalibi_slopes) {
       const int64_t num_parts = shape_.num_splits * shape_.group_size;
-      member.dalibi = dalibi_parts_->data() + member.pair_idx * num_parts;
+      member.dalibi = dalibi_parts_.data() + member.pair_idx * num_parts;
     }
     wave->members.push_back(std::move(member));
   }
@@ -181,10 +181,8 @@ namespace {
 /// Calls body(member, i, worker) for i < count(member) of each member, in parallel.
 template <class Count, class Body>
 void for_each_part(BwdWave& wave, const Count& count, const Body& body) {
-  std::vector<BwdMember>& members = wave.members;
-  KeptVector<int64_t> kept_first;
-  std::vector<int64_t>& first = *kept_first;
-  first.assign(members.size() + 1, 0);
+  KeptList<BwdMember>& members = wave.members;
+  KeptList<int64_t> first(members.size() + 1, 0);
   for (size_t n = 0; n < members.size(); ++n) first[n + 1] = first[n] + count(members[n]);
   parallel_for(wave.context, first.back(), [&](int64_t task, int worker) {
     const auto next = std::upper_bound(first.begin(), first.end(), task);
@@ -293,7 +291,7 @@ void BwdLaunch::go_over_keys(BwdWave& wave, const Wants& wants, const Fill& fill
 void BwdLaunch::sum_deltas(BwdWave& wave) {
   go_over_keys(
       wave, [](const Sequence&, int64_t, int64_t) { return true; },
-      [&](BwdBlock& block, size_t row) { block.delta_sums = &(*stats_.delta)[row]; });
+      [&](BwdBlock& block, size_t row) { block.delta_sums = &stats_.delta[row]; });
 }
 
 /// Sums exp(s - lse) of the wave's rows with a large lse. What the sum lacks of 1, or has beyond
@@ -303,11 +301,11 @@ void BwdLaunch::find_factors(BwdWave& wave) {
   go_over_keys(
       wave,
       [&](const Sequence& sequence, int64_t head, int64_t m) {
-        const float* lse = &(*stats_.lse)[stats_.index(sequence, head)];
+        const float* lse = &stats_.lse[stats_.index(sequence, head)];
         const int64_t end = std::min((m + 1) * shape_.block_m, sequence.seqlen_q);
         return std::any_of(lse + m * shape_.block_m, lse + end, is_large_lse);
       },
-      [&](BwdBlock& block, size_t row) { block.weight_sums = &(*stats_.weight_sums)[row]; });
+      [&](BwdBlock& block, size_t row) { block.weight_sums = &stats_.weight_sums[row]; });
   for (const BwdMember& member : wave.members) {
     for (int64_t g = 0; g < shape_.group_size; ++g) {
       const int64_t head = call_.head_of(member.pair, g);
@@ -315,11 +313,11 @@ void BwdLaunch::find_factors(BwdWave& wave) {
       const double sink =
           problem_.has_sink ? static_cast<double>(element<float>(args_.sink, {head})) : -kInfinity;
       for (size_t i = first; i < first + static_cast<size_t>(member.pair.sequence->seqlen_q); ++i) {
-        if (!is_large_lse((*stats_.lse)[i])) continue;
-        const auto lse = static_cast<double>((*stats_.lse)[i]);
-        const double sum = (*stats_.weight_sums)[i] + std::exp(sink - lse);
+        if (!is_large_lse(stats_.lse[i])) continue;
+        const auto lse = static_cast<double>(stats_.lse[i]);
+        const double sum = stats_.weight_sums[i] + std::exp(sink - lse);
         if (std::abs(sum - 1) <= 0x1p-21 * std::abs(lse)) {
-          (*stats_.factors)[i] = static_cast<float>(1 / sum);
+          stats_.factors[i] = static_cast<float>(1 / sum);
         }
       }
     }
@@ -414,15 +412,15 @@ void BwdLaunch::store_wave(BwdWave& wave) {
   for (const BwdMember& member : wave.members) {
     for (int64_t part = 0; part < shape_.num_splits * group; ++part) {
       const int64_t head = call_.head_of(member.pair, part % group);
-      (*dalibi_)[static_cast<size_t>(member.pair.sequence->batch_idx * problem_.num_heads +
-                                     head)] += member.dalibi[part];
+      dalibi_[static_cast<size_t>(member.pair.sequence->batch_idx * problem_.num_heads + head)] +=
+          member.dalibi[part];
     }
   }
 }
 
 /// Gradients that are one number for a head: slopes and sinks, summed over the batch in order.
 void BwdLaunch::store_shared_gradients() {
-  const auto store = [&](const TensorView& target, const std::vector<double>& sums) {
+  const auto store = [&](const TensorView& target, const KeptList<double>& sums) {
     if (!target) return;
     for (int64_t h = 0; h < problem_.num_heads; ++h) {
       double total = 0;
@@ -434,11 +432,11 @@ void BwdLaunch::store_shared_gradients() {
       if (target.ndim == 1) store_float(target.at({h}), target.dtype, total);
     }
   };
-  store(args_.dalibi_slopes, *dalibi_);
+  store(args_.dalibi_slopes, dalibi_);
   if (!args_.dsink) return;
-  KeptVector<double> dsink;
-  find_sink_gradients(call_, stats_, &*dsink);
-  store(args_.dsink, *dsink);
+  KeptList<double> dsink;
+  find_sink_gradients(call_, stats_, &dsink);
+  store(args_.dsink, dsink);
 }
 
 }  // namespace flashtile::cpu

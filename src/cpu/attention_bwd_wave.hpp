@@ -28,19 +28,19 @@ struct BwdShape {
 
 /// lse and delta = dout . out - dlse of every query, by sequence, head and row.
 struct RowStats {
-  KeptVector<int64_t> first_row;  ///< by sequence: index of (head 0, row 0)
-  KeptVector<float> lse;
-  KeptVector<float> delta;
+  KeptList<int64_t> first_row;  ///< by sequence: index of (head 0, row 0)
+  KeptList<float> lse;
+  KeptList<float> delta;
   /// True where dout . out is summed as P dP of all keys: delta begins as -dlse, and each wave adds
   /// the rows of its pairs.
   bool sums_delta = false;
   /// What exp(s - lse) is multiplied by, so that the weights of a row with a large lse add up to 1
   /// although lse was rounded; filled wave by wave. Empty where no row needs it.
-  KeptVector<float> factors;
-  KeptVector<double> weight_sums;
+  KeptList<float> factors;
+  KeptList<double> weight_sums;
 
   size_t index(const Sequence& sequence, int64_t head) const {
-    return static_cast<size_t>((*first_row)[static_cast<size_t>(sequence.batch_idx)] +
+    return static_cast<size_t>(first_row[static_cast<size_t>(sequence.batch_idx)] +
                                head * sequence.seqlen_q);
   }
 };
@@ -53,7 +53,7 @@ bool is_large_lse(float lse);
 
 /// The sinks' gradient by sequence and head, when delta is complete.
 void find_sink_gradients(const AttentionCall& call, const RowStats& stats,
-                         std::vector<double>* gradients);
+                         KeptList<double>* gradients);
 
 /// A pair of the wave.
 struct BwdMember {
@@ -83,7 +83,7 @@ void pack_query_block(const AttentionCall& call, const OperandKernels& kernels,
 /// What a block of a head is made of but its queries, its keys, and where its sums go.
 BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
                         const RowStats& stats, const Sequence& sequence, int64_t head,
-                        const HeadRules& rules, const std::vector<BlockRun>& runs);
+                        const HeadRules& rules, std::span<const BlockRun> runs);
 
 using BwdWave = PairWave<BwdMember>;
 
@@ -96,7 +96,7 @@ class BwdLaunch {
 
  private:
   void run_pairs();
-  size_t make_wave(const std::vector<size_t>& order, size_t begin, size_t end, BwdWave* wave);
+  size_t make_wave(const KeptList<size_t>& order, size_t begin, size_t end, BwdWave* wave);
   void run_wave(BwdWave& wave);
   void pack_wave(BwdWave& wave);
   template <class Wants, class Fill>
@@ -126,8 +126,8 @@ class BwdLaunch {
   Workspace workspace_;
   char* scratch_ = nullptr;
   RowStats stats_;
-  KeptVector<double> dalibi_;        ///< by sequence and head, where it is wanted
-  KeptVector<double> dalibi_parts_;  ///< by pair, split and head of its group
+  KeptList<double> dalibi_;        ///< by sequence and head, where it is wanted
+  KeptList<double> dalibi_parts_;  ///< by pair, split and head of its group
   AuxGradients daux_;
 };
 

@@ -48,9 +48,10 @@ KeptVariants::Use::Use(const AttentionProblem& problem, const AttentionPlan& pla
 AttentionCall::AttentionCall(const AttentionProblem& problem, const AttentionPlan& plan,
                              const AttentionArgs& args)
     : problem_(problem), args_(args), variant_(problem, plan, args) {
-  find_sequences(problem, args, &*sequences_);
-  for (const Sequence& sequence : *sequences_) {
-    for (int64_t h = 0; h < problem.num_heads_kv; ++h) pairs_->push_back({&sequence, h});
+  find_sequences(problem, args, &sequences_);
+  pairs_.reserve(sequences_.size() * static_cast<size_t>(problem.num_heads_kv));
+  for (const Sequence& sequence : sequences_) {
+    for (int64_t h = 0; h < problem.num_heads_kv; ++h) pairs_.push_back({&sequence, h});
   }
 }
 
@@ -60,7 +61,7 @@ double AttentionCall::work() const {
   const double dims = static_cast<double>(problem_.head_dim + problem_.head_dim_v);
   const bool has_expression = !problem_.user_score.empty() || !problem_.user_mask.empty();
   double total = 0;
-  for (const Sequence& sequence : *sequences_) {
+  for (const Sequence& sequence : sequences_) {
     const auto seqlen_k = static_cast<double>(sequence.seqlen_k);
     const double scores = static_cast<double>(problem_.num_heads * sequence.seqlen_q) * seqlen_k;
     const double keys = static_cast<double>(problem_.num_heads_kv) * seqlen_k;
@@ -71,12 +72,10 @@ double AttentionCall::work() const {
 
 void AttentionCall::order_pairs(int64_t num_workers, PairOrder* order) const {
   const auto work_of = [&](size_t pair) {
-    const Sequence& sequence = *(*pairs_)[pair].sequence;
+    const Sequence& sequence = *pairs_[pair].sequence;
     return static_cast<double>(sequence.seqlen_q) * static_cast<double>(sequence.seqlen_k);
   };
-  KeptVector<size_t> kept;
-  std::vector<size_t>& all = *kept;
-  all.resize(pairs_->size());
+  KeptList<size_t> all(pairs_.size());
   std::iota(all.begin(), all.end(), size_t{0});
   // Equal ones in their order, but not by a stable sort: that allocates.
   std::sort(all.begin(), all.end(), [&](size_t a, size_t b) {
@@ -90,9 +89,9 @@ void AttentionCall::order_pairs(int64_t num_workers, PairOrder* order) const {
     left -= work_of(*first++);
   }
   const auto last = all.end() - (all.end() - first) % num_workers;
-  order->alone->assign(first, last);
-  order->shared->assign(all.begin(), first);
-  order->shared->insert(order->shared->end(), last, all.end());
+  order->alone.assign(first, last);
+  order->shared.assign(all.begin(), first);
+  order->shared.insert(order->shared.end(), last, all.end());
 }
 
 int64_t AttentionCall::program_bytes(const AttentionKernels& kernels) const {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "core/workspace.hpp"
 #include "cpu/cpu_info.hpp"
 #include "cpu/kernels/attention_kernels.hpp"
@@ -58,8 +58,8 @@ struct Pair {
 
 /// Pairs by how they are worked on: numbers of AttentionCall::pairs().
 struct PairOrder {
-  KeptVector<size_t> alone;   ///< by one worker each, from packing to storing; the largest first
-  KeptVector<size_t> shared;  ///< by all workers together, in waves
+  KeptList<size_t> alone;   ///< by one worker each, from packing to storing; the largest first
+  KeptList<size_t> shared;  ///< by all workers together, in waves
 };
 
 /// What masks and expressions of a problem become for the kernels. Its form follows from the
@@ -106,10 +106,10 @@ class AttentionCall {
 
   const AttentionProblem& problem() const { return problem_; }
   const AttentionArgs& args() const { return args_; }
-  const std::vector<Sequence>& sequences() const { return *sequences_; }
+  const KeptList<Sequence>& sequences() const { return sequences_; }
   const AttentionMask& mask() const { return variant_->mask; }
   /// All pairs, sequence by sequence.
-  const std::vector<Pair>& pairs() const { return *pairs_; }
+  const KeptList<Pair>& pairs() const { return pairs_; }
 
   int64_t head_of(const Pair& pair, int64_t member) const {
     return pair.head_kv * problem_.group_size() + member;
@@ -135,8 +135,8 @@ class AttentionCall {
   const AttentionProblem& problem_;
   const AttentionArgs& args_;
   KeptVariants::Use variant_;
-  KeptVector<Sequence> sequences_;
-  KeptVector<Pair> pairs_;
+  KeptList<Sequence> sequences_;
+  KeptList<Pair> pairs_;
 
   friend class HeadRules;
   mutable std::mutex mutex_;
@@ -149,17 +149,17 @@ class ProgramScratch {
  public:
   ProgramScratch(const AttentionCall& call, const AttentionKernels& kernels, int64_t num_workers)
       : bytes_(call.program_bytes(kernels)) {
-    if (bytes_ > 0) memory_->resize(static_cast<size_t>(num_workers * bytes_ + 64));
+    if (bytes_ > 0) memory_.resize(static_cast<size_t>(num_workers * bytes_ + 64));
   }
 
   char* of(int64_t worker) {
-    const auto address = reinterpret_cast<uintptr_t>(memory_->data());
-    return memory_->data() + (64 - address % 64) % 64 + worker * bytes_;
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    return memory_.data() + (64 - address % 64) % 64 + worker * bytes_;
   }
 
  private:
   int64_t bytes_;  ///< a multiple of 64
-  KeptVector<char> memory_;
+  KeptList<char> memory_;
 };
 
 /// The score rules of one head as the kernels take them. `mask` must outlive them.

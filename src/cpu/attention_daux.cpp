@@ -34,18 +34,18 @@ AuxGradients::AuxGradients(const AttentionProblem& problem, const AttentionPlan&
   for (size_t n = 0; n < args.aux.size(); ++n) {
     const TensorView& gradient = args.aux[n].gradient;
     if (!gradient) continue;
-    targets_->push_back({n, gradient, has_sites_ ? sums : nullptr});
+    targets_.push_back({n, gradient, has_sites_ ? sums : nullptr});
     if (has_sites_) sums = std::fill_n(sums, num_slots_ * gradient.numel(), 0.0);
   }
-  bind(programs.sites, &*sites_);
-  bind(programs.guarded_sites, &*guarded_sites_);
+  bind(programs.sites, &sites_);
+  bind(programs.guarded_sites, &guarded_sites_);
 }
 
-void AuxGradients::bind(const std::vector<GradientSite>& sites, std::vector<AuxSum>* bound) const {
+void AuxGradients::bind(const std::vector<GradientSite>& sites, KeptList<AuxSum>* bound) const {
   for (int64_t slot = 0; slot < num_slots_; ++slot) {
     for (const GradientSite& site : sites) {
       const auto target =
-          std::find_if(targets_->begin(), targets_->end(),
+          std::find_if(targets_.begin(), targets_.end(),
                        [&](const Target& candidate) { return candidate.aux == site.aux; });
       const int64_t size = target->tensor.numel();
       bound->push_back({target->sums + slot * size, size, site.is_uniform});
@@ -54,14 +54,14 @@ void AuxGradients::bind(const std::vector<GradientSite>& sites, std::vector<AuxS
 }
 
 void AuxGradients::fill(int64_t slot, ScoreGradients* gradients) const {
-  gradients->num_aux = static_cast<int64_t>(sites_->size()) / num_slots_;
-  gradients->num_guarded_aux = static_cast<int64_t>(guarded_sites_->size()) / num_slots_;
-  gradients->aux = sites_->data() + slot * gradients->num_aux;
-  gradients->guarded_aux = guarded_sites_->data() + slot * gradients->num_guarded_aux;
+  gradients->num_aux = static_cast<int64_t>(sites_.size()) / num_slots_;
+  gradients->num_guarded_aux = static_cast<int64_t>(guarded_sites_.size()) / num_slots_;
+  gradients->aux = sites_.data() + slot * gradients->num_aux;
+  gradients->guarded_aux = guarded_sites_.data() + slot * gradients->num_guarded_aux;
 }
 
 void AuxGradients::store() const {
-  for (const Target& target : *targets_) {
+  for (const Target& target : targets_) {
     const int64_t size = target.tensor.numel();
     for_each_element(target.tensor, [&](int64_t flat, char* address) {
       double sum = 0;

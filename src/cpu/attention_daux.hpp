@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "cpu/kernels/attention_types.hpp"
 #include "cpu/score_programs.hpp"
 
@@ -35,13 +35,13 @@ class AuxGradients {
     double* sums;  ///< (slots, elements); null where no score is looked at
   };
 
-  void bind(const std::vector<GradientSite>& sites, std::vector<AuxSum>* bound) const;
+  void bind(const std::vector<GradientSite>& sites, KeptList<AuxSum>* bound) const;
 
   bool has_sites_ = false;
   int64_t num_slots_ = 1;
-  KeptVector<Target> targets_;
-  KeptVector<AuxSum> sites_;  ///< (slots, sites)
-  KeptVector<AuxSum> guarded_sites_;
+  KeptList<Target> targets_;
+  KeptList<AuxSum> sites_;  ///< (slots, sites)
+  KeptList<AuxSum> guarded_sites_;
 };
 
 }  // namespace flashtile::cpu

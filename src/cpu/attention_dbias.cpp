@@ -21,13 +21,13 @@ DirectBiasGradient::DirectBiasGradient(const AttentionArgs& args, const Sequence
   if (!args.dbias || bias_gradient_is_shared(args)) return;
   rows_ = bias_rows(args.dbias, sequence, head);
   has_one_row_ = args.dbias.shape[2] == 1;
-  if (has_one_row_) columns_->assign(static_cast<size_t>(k_end - k_begin), 0.0);
+  if (has_one_row_) columns_.assign(static_cast<size_t>(k_end - k_begin), 0.0);
 }
 
 void DirectBiasGradient::fill(ScoreGradients* gradients) {
   if (!is_wanted()) return;
   if (has_one_row_) {
-    gradients->bias_columns = columns_->data();
+    gradients->bias_columns = columns_.data();
     return;
   }
   gradients->bias = rows_.data;
@@ -37,9 +37,9 @@ void DirectBiasGradient::fill(ScoreGradients* gradients) {
 }
 
 void DirectBiasGradient::store() const {
-  for (size_t j = 0; j < columns_->size(); ++j) {
+  for (size_t j = 0; j < columns_.size(); ++j) {
     const int64_t key = k_begin_ + static_cast<int64_t>(j);
-    store_float(rows_.data + key * rows_.element_stride, dtype_, (*columns_)[j]);
+    store_float(rows_.data + key * rows_.element_stride, dtype_, columns_[j]);
   }
 }
 
@@ -62,17 +62,17 @@ class SharedColumns {
         plane_h_(plane_h),
         begin_(column_block * plan.block_n),
         end_(std::min(begin_ + plan.block_n, dbias_.shape[3])) {
-    memory_->resize(static_cast<size_t>(shape.queries.block_bytes + shape.keys.block_bytes +
-                                        shape.scratch_bytes + 64));
-    tile_->assign(static_cast<size_t>(plan.block_m * plan.block_n), 0.0);
-    run_->resize(1);
+    memory_.resize(static_cast<size_t>(shape.queries.block_bytes + shape.keys.block_bytes +
+                                       shape.scratch_bytes + 64));
+    tile_.assign(static_cast<size_t>(plan.block_m * plan.block_n), 0.0);
+    run_.resize(1);
   }
 
   void run() {
     const bool has_one_row = dbias_.shape[2] == 1;
     const int64_t num_m = ceil_div(call_.problem().max_seqlen_q, plan_.block_m);
     for (int64_t m = 0; m < num_m; ++m) {
-      if (!has_one_row) std::fill(tile_->begin(), tile_->end(), 0.0);
+      if (!has_one_row) std::fill(tile_.begin(), tile_.end(), 0.0);
       for (const Sequence& sequence : call_.sequences()) {
         if (dbias_.shape[0] != 1 && sequence.batch_idx != plane_b_) continue;
         for (int64_t h = 0; h < call_.problem().num_heads; ++h) {
@@ -97,19 +97,19 @@ class SharedColumns {
     const HeadMask::Cover cover = mask.cover(q_begin, q_end, k_begin, k_end);
     if (cover == HeadMask::Cover::kNone) return;
 
-    char* aligned = memory_->data() + (64 - reinterpret_cast<uintptr_t>(memory_->data()) % 64) % 64;
+    char* aligned = memory_.data() + (64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64) % 64;
     char* query_memory = aligned;
     char* key_memory = query_memory + shape_.queries.block_bytes;
     const Pair pair{&sequence, head / call_.problem().group_size()};
     pack_query_block(call_, kernels_, stats_, plan_, sequence, head, m, query_memory);
-    run_->front() = {m, m + 1, cover == HeadMask::Cover::kFull};
+    run_.front() = {m, m + 1, cover == HeadMask::Cover::kFull};
     const HeadRules rules(call_, sequence, head, mask);
     ScoreGradients gradients{};
-    double* target = tile_->data() + (k_begin + sequence.leftpad - begin_);
+    double* target = tile_.data() + (k_begin + sequence.leftpad - begin_);
     (has_one_row ? gradients.bias_columns : gradients.bias_tile) = target;
     gradients.bias_tile_ld = plan_.block_n;
 
-    BwdBlock block = make_bwd_block(call_.problem(), shape_, stats_, sequence, head, rules, *run_);
+    BwdBlock block = make_bwd_block(call_.problem(), shape_, stats_, sequence, head, rules, run_);
     block.q_blocks = query_memory - m * shape_.queries.block_bytes;
     block.k_block = key_memory;
     block.k_begin = k_begin;
@@ -125,7 +125,7 @@ class SharedColumns {
   void store(int64_t first_row, int64_t num_rows) const {
     for (int64_t i = 0; i < num_rows; ++i) {
       for (int64_t c = begin_; c < end_; ++c) {
-        const double sum = (*tile_)[static_cast<size_t>(i * plan_.block_n + c - begin_)];
+        const double sum = tile_[static_cast<size_t>(i * plan_.block_n + c - begin_)];
         store_float(dbias_.at({plane_b_, plane_h_, first_row + i, c}), dbias_.dtype, sum);
       }
     }
@@ -140,9 +140,9 @@ class SharedColumns {
   const TensorView& dbias_;
   int64_t plane_b_, plane_h_;
   int64_t begin_, end_;  ///< stored key columns
-  KeptVector<char> memory_;
-  KeptVector<double> tile_;
-  KeptVector<BlockRun> run_;  ///< the one that is worked on
+  KeptList<char> memory_;
+  KeptList<double> tile_;
+  KeptList<BlockRun> run_;  ///< the one that is worked on
 };
 
 }  // namespace

@@ -29,7 +29,7 @@ class DirectBiasGradient {
   DType dtype_;
   bool has_one_row_ = false;
   int64_t k_begin_;
-  KeptVector<double> columns_;
+  KeptList<double> columns_;
 };
 
 /// The whole gradient of a bias with shared planes.

@@ -175,7 +175,7 @@ class DecodeLaunch {
   bool has_own_rules_;  ///< heads differ in their rules
   Workspace workspace_;
   char* parts_ = nullptr;
-  KeptVector<Task> tasks_;
+  KeptList<Task> tasks_;
 };
 
 DecodeState DecodeLaunch::part(const Sequence& sequence, int64_t head_kv, int64_t split) const {
@@ -202,7 +202,7 @@ void DecodeLaunch::make_tasks() {
     if (sequence.seqlen_q == 0) continue;
     for (int64_t split = 0; split < num_splits(sequence); ++split) {
       for (int64_t head = 0; head < problem_.num_heads_kv; head += heads) {
-        tasks_->push_back({&sequence, split, head, std::min(head + heads, problem_.num_heads_kv)});
+        tasks_.push_back({&sequence, split, head, std::min(head + heads, problem_.num_heads_kv)});
       }
     }
   }
@@ -435,20 +435,18 @@ void DecodeLaunch::run() {
   char* memory = cursor.take<char>(num_workers_ * worker_bytes_);
   parts_ = memory + cursor.used();
   make_tasks();
-  const auto num_tasks = static_cast<int64_t>(tasks_->size());
+  const auto num_tasks = static_cast<int64_t>(tasks_.size());
   parallel_for(context_, num_tasks, [&](int64_t task, int worker) {
     // Tasks take about the same time, so that workers take turns.
     const int64_t then = task + num_workers_;
-    attend((*tasks_)[static_cast<size_t>(task)],
-           then < num_tasks ? &(*tasks_)[static_cast<size_t>(then)] : nullptr,
+    attend(tasks_[static_cast<size_t>(task)],
+           then < num_tasks ? &tasks_[static_cast<size_t>(then)] : nullptr,
            memory + worker * worker_bytes_);
   });
-  const std::vector<Pair>& pairs = call_.pairs();
+  const KeptList<Pair>& pairs = call_.pairs();
   const int64_t group = problem_.group_size();
-  KeptVector<float> kept_max_logit;
-  std::vector<float>& max_logit = *kept_max_logit;
-  max_logit.assign(pairs.size() * static_cast<size_t>(group),
-                   -std::numeric_limits<float>::infinity());
+  KeptList<float> max_logit(pairs.size() * static_cast<size_t>(group),
+                            -std::numeric_limits<float>::infinity());
   parallel_for(context_, static_cast<int64_t>(pairs.size()), [&](int64_t n, int) {
     finish(pairs[static_cast<size_t>(n)], &max_logit[static_cast<size_t>(n * group)]);
   });

@@ -81,8 +81,8 @@ class ForwardLaunch {
         capacity_(plan.bytes_for("attention_fwd", num_workers_)),
         program_scratch_(call_, *isa.kernels, num_workers_),
         workspace_("attention_fwd", context, capacity_) {
-    max_logit_->assign(call_.pairs().size() * static_cast<size_t>(problem.group_size()),
-                       -std::numeric_limits<float>::infinity());
+    max_logit_.assign(call_.pairs().size() * static_cast<size_t>(problem.group_size()),
+                      -std::numeric_limits<float>::infinity());
   }
 
   void run() {
@@ -96,7 +96,7 @@ class ForwardLaunch {
     call_.order_pairs(num_workers_, &order);
     run_in_waves<Member>(
         context_, order, memory, pair_bytes_, capacity_ - cursor.used(),
-        [&](const std::vector<size_t>& pairs, size_t begin, size_t end, Wave* wave) {
+        [&](const KeptList<size_t>& pairs, size_t begin, size_t end, Wave* wave) {
           return make_wave(pairs, begin, end, wave);
         },
         [&](Wave& wave) { run_wave(wave); });
@@ -125,7 +125,7 @@ class ForwardLaunch {
     int64_t group_head, head, index, q_begin, q_end;
   };
 
-  size_t make_wave(const std::vector<size_t>& order, size_t begin, size_t end, Wave* wave) const;
+  size_t make_wave(const KeptList<size_t>& order, size_t begin, size_t end, Wave* wave) const;
   void run_wave(Wave& wave);
   void pack_wave(const Wave& wave) const;
   void pack_block(const Member& member, int64_t block) const;
@@ -158,13 +158,13 @@ class ForwardLaunch {
   int64_t capacity_;
   ProgramScratch program_scratch_;
   Workspace workspace_;
-  KeptVector<float> max_logit_;  ///< by pair and head of its group
+  KeptList<float> max_logit_;  ///< by pair and head of its group
   char* scratch_ = nullptr;
   char* parts_ = nullptr;  ///< where keys are split: by pair, head of its group, query block, split
 };
 
 /// Takes pairs order[begin, end) until the memory is full; returns where the next wave begins.
-size_t ForwardLaunch::make_wave(const std::vector<size_t>& order, size_t begin, size_t end,
+size_t ForwardLaunch::make_wave(const KeptList<size_t>& order, size_t begin, size_t end,
                                 Wave* wave) const {
   WorkspaceCursor cursor(wave->memory);
   wave->clear();
@@ -177,10 +177,10 @@ size_t ForwardLaunch::make_wave(const std::vector<size_t>& order, size_t begin, 
     const Sequence& sequence = *member.pair.sequence;
     int64_t k_begin = sequence.seqlen_k;
     int64_t k_end = 0;
-    const size_t first_mask = wave->masks->size();
+    const size_t first_mask = wave->masks.size();
     for (int64_t g = 0; g < problem_.group_size(); ++g) {
-      wave->masks->emplace_back(call_.mask(), sequence, call_.head_of(member.pair, g));
-      const variant::KeyRange range = wave->masks->back().key_range();
+      wave->masks.emplace_back(call_.mask(), sequence, call_.head_of(member.pair, g));
+      const variant::KeyRange range = wave->masks.back().key_range();
       k_begin = std::min<int64_t>(k_begin, range.begin);
       k_end = std::max<int64_t>(k_end, range.end);
     }
@@ -189,8 +189,8 @@ size_t ForwardLaunch::make_wave(const std::vector<size_t>& order, size_t begin, 
     const int64_t bytes = member.num_blocks * layout_.block_bytes + member.num_blocks + 128;
     if (cursor.used() + bytes > wave->capacity) {
       if (wave->members.empty()) fail_to_fit("attention_fwd");
-      wave->masks->erase(wave->masks->begin() + static_cast<std::ptrdiff_t>(first_mask),
-                         wave->masks->end());
+      wave->masks.erase(wave->masks.begin() + static_cast<std::ptrdiff_t>(first_mask),
+                        wave->masks.end());
       break;
     }
     member.blocks = cursor.take<char>(member.num_blocks * layout_.block_bytes);
@@ -337,12 +337,12 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
 void ForwardLaunch::attend_wave(Wave& wave) {
   int64_t num_tasks = 0;
   for (const Member& member : wave.members) num_tasks += num_tasks_of(member);
-  KeptVector<float> max_logit;
-  max_logit->resize(static_cast<size_t>(num_tasks));
+  KeptList<float> max_logit;
+  max_logit.resize(static_cast<size_t>(num_tasks));
   parallel_for(wave.context, num_tasks, [&](int64_t task, int worker) {
     Member& member = member_of(wave.members, task, &Member::first_task);
     attend_block(member, task - member.first_task, wave.first_worker + worker,
-                 &(*max_logit)[static_cast<size_t>(task)]);
+                 &max_logit[static_cast<size_t>(task)]);
   });
   if (plan_.num_splits > 1) {
     parallel_for(wave.context, num_tasks / plan_.num_splits, [&](int64_t number, int) {
@@ -355,9 +355,8 @@ void ForwardLaunch::attend_wave(Wave& wave) {
   for (const Member& member : wave.members) {
     const int64_t head_tasks = num_query_blocks(member) * plan_.num_splits;
     for (int64_t task = 0; task < problem_.group_size() * head_tasks; ++task) {
-      float& highest =
-          (*max_logit_)[member.pair_idx * group + static_cast<size_t>(task / head_tasks)];
-      highest = std::max(highest, (*max_logit)[static_cast<size_t>(member.first_task + task)]);
+      float& highest = max_logit_[member.pair_idx * group + static_cast<size_t>(task / head_tasks)];
+      highest = std::max(highest, max_logit[static_cast<size_t>(member.first_task + task)]);
     }
   }
 }
@@ -391,8 +390,8 @@ void ForwardLaunch::store_max_logit() const {
   const auto num_heads = static_cast<size_t>(problem_.num_heads);
   for (size_t h = 0; h < num_heads; ++h) {
     float highest = -std::numeric_limits<float>::infinity();
-    for (size_t at = h; at < max_logit_->size(); at += num_heads) {
-      highest = std::max(highest, (*max_logit_)[at]);
+    for (size_t at = h; at < max_logit_.size(); at += num_heads) {
+      highest = std::max(highest, max_logit_[at]);
     }
     *reinterpret_cast<float*>(args_.max_logit.at({static_cast<int64_t>(h)})) = highest;
   }

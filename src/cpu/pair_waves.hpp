@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/executor.hpp"
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "cpu/attention_call.hpp"
 
 namespace flashtile::cpu {
@@ -16,18 +16,17 @@ struct PairWave {
   int first_worker;  ///< whose scratch the context's first one has
   char* memory;
   int64_t capacity;  ///< bytes of memory
-  KeptVector<Member> kept_members = {};
-  KeptVector<HeadMask> masks = {};  ///< of all members, a head of the group each
-  std::vector<Member>& members = *kept_members;
+  KeptList<Member> members = {};
+  KeptList<HeadMask> masks = {};  ///< of all members, a head of the group each
 
   void clear() {
     members.clear();
-    masks->clear();
+    masks.clear();
   }
   /// Tells members where their masks are, when no more will come.
   void place_masks(int64_t group_size) {
     for (size_t n = 0; n < members.size(); ++n) {
-      members[n].masks = &(*masks)[n * static_cast<size_t>(group_size)];
+      members[n].masks = &masks[n * static_cast<size_t>(group_size)];
     }
   }
 };
@@ -40,14 +39,14 @@ void run_in_waves(const Context& context, const PairOrder& order, char* memory, 
                   int64_t capacity, const Make& make, const Run& run) {
   Context one_worker = context;
   one_worker.max_workers = 1;
-  parallel_for(context, static_cast<int64_t>(order.alone->size()), [&](int64_t n, int worker) {
+  parallel_for(context, static_cast<int64_t>(order.alone.size()), [&](int64_t n, int worker) {
     PairWave<Member> wave{one_worker, worker, memory + worker * pair_bytes, pair_bytes};
-    make(*order.alone, static_cast<size_t>(n), static_cast<size_t>(n) + 1, &wave);
+    make(order.alone, static_cast<size_t>(n), static_cast<size_t>(n) + 1, &wave);
     run(wave);
   });
   PairWave<Member> wave{context, 0, memory, capacity};
-  for (size_t begin = 0; begin < order.shared->size();) {
-    begin = make(*order.shared, begin, order.shared->size(), &wave);
+  for (size_t begin = 0; begin < order.shared.size();) {
+    begin = make(order.shared, begin, order.shared.size(), &wave);
     run(wave);
   }
 }

@@ -7,7 +7,7 @@
 #include "core/element.hpp"
 #include "core/executor.hpp"
 #include "core/fail.hpp"
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "ops/attention/sequences.hpp"
 
 namespace flashtile {
@@ -122,16 +122,16 @@ void store_new_keys(const AttentionProblem& problem, const AttentionArgs& args,
   const KeyScales k_scales = key_scales(args.k_scale, args.k, args, sequence, head_kv);
   const KeyScales v_scales = key_scales(args.v_scale, args.v, args, sequence, head_kv);
   const int64_t bytes = dtype_bytes(problem.dtype);
-  KeptVector<char> turned;
-  turned->resize(static_cast<size_t>(rotary.is_on() ? problem.head_dim * bytes : 0));
+  KeptList<char> turned;
+  turned.resize(static_cast<size_t>(rotary.is_on() ? problem.head_dim * bytes : 0));
   for (int64_t n = 0; n < keys.count; ++n) {
     const int64_t slot = keys.slot + n;
     const CacheRow k{k_to.row(slot), k_to.element_stride, args.k.dtype, k_scales.of(slot)};
     const CacheRow v{v_to.row(slot), v_to.element_stride, args.v.dtype, v_scales.of(slot)};
     if (rotary.is_on()) {
-      rotary.copy_row(k_from.row(n), k_from.element_stride, turned->data(), bytes,
+      rotary.copy_row(k_from.row(n), k_from.element_stride, turned.data(), bytes,
                       keys.first_position + n);
-      k.store(turned->data(), bytes, problem.dtype, problem.head_dim);
+      k.store(turned.data(), bytes, problem.dtype, problem.head_dim);
     } else {
       k.store(k_from.row(n), k_from.element_stride, problem.dtype, problem.head_dim);
     }
@@ -188,8 +188,7 @@ int64_t check_new_keys(std::string_view op, const AttentionProblem& problem,
 void check_new_slots(std::string_view op, const AttentionProblem& problem,
                      const AttentionArgs& args) {
   // One sequence cannot meet itself but by a page that its table names twice.
-  KeptVector<std::pair<const char*, int64_t>> kept_slots;
-  auto& slots = *kept_slots;
+  KeptList<std::pair<const char*, int64_t>> slots;
   for (int64_t b = 0; b < problem.batch_size; ++b) {
     const NewKeys keys = new_keys(args, b);
     Sequence sequence;
@@ -206,7 +205,7 @@ void check_new_slots(std::string_view op, const AttentionProblem& problem,
 }
 
 void find_appended_lengths(const AttentionProblem& problem, const AttentionArgs& args,
-                           std::vector<int32_t>* lengths) {
+                           KeptList<int32_t>* lengths) {
   lengths->clear();
   for (int64_t b = 0; b < problem.batch_size; ++b) {
     const NewKeys keys = new_keys(args, b);
@@ -220,8 +219,8 @@ AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs&
   const Rotary rotary(problem, args);
   if (rotary.is_on()) {
     const int64_t bytes = args.q.numel() * dtype_bytes(args.q.dtype);
-    queries_->resize(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
-    args_->q = TensorView(queries_->data(), args.q.dtype,
+    queries_.resize(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+    args_->q = TensorView(queries_.data(), args.q.dtype,
                           std::span(args.q.shape.data(), static_cast<size_t>(args.q.ndim)));
   }
   const int64_t num_heads_kv = problem.num_heads_kv;
@@ -248,8 +247,8 @@ AppendedCall::AppendedCall(const AttentionProblem& problem, const AttentionArgs&
       }
     });
   }
-  find_appended_lengths(problem, args, &*lengths_);
-  args_->seqused_k = TensorView(lengths_->data(), DType::kI32, {problem.batch_size});
+  find_appended_lengths(problem, args, &lengths_);
+  args_->seqused_k = TensorView(lengths_.data(), DType::kI32, {problem.batch_size});
   for (TensorView* used : {&args_->k_new, &args_->v_new, &args_->cu_seqlens_new, &args_->rotary_cos,
                            &args_->rotary_sin, &args_->rotary_seqlens}) {
     *used = {};

@@ -8,7 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "core/kept_vector.hpp"
+#include "core/kept.hpp"
+#include "core/kept_list.hpp"
 #include "ops/attention/args.hpp"
 #include "ops/attention/problem.hpp"
 
@@ -28,7 +29,7 @@ void check_new_slots(std::string_view op, const AttentionProblem& problem,
 
 /// Stored keys of each sequence when the new ones are there. Host lengths, checked.
 void find_appended_lengths(const AttentionProblem& problem, const AttentionArgs& args,
-                           std::vector<int32_t>* lengths);
+                           KeptList<int32_t>* lengths);
 
 /// A call on host memory whose new keys have been stored: its arguments are those of the attention
 /// that is left, over longer sequences and turned queries. Positions and pages have been checked.
@@ -40,8 +41,8 @@ class AppendedCall {
 
  private:
   Kept<AttentionArgs> args_;
-  KeptVector<int32_t> lengths_;
-  KeptVector<char> queries_;
+  KeptList<int32_t> lengths_;
+  KeptList<char> queries_;
 };
 
 }  // namespace flashtile

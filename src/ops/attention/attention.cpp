@@ -2,7 +2,7 @@
 #include "flashtile/attention.hpp"
 
 #include "core/fail.hpp"
-#include "core/kept_vector.hpp"
+#include "core/kept.hpp"
 #include "core/memory_errors.hpp"
 #include "core/validate.hpp"
 #include "ops/attention/append.hpp"

@@ -5,7 +5,7 @@
 
 #include "core/call_ranges.hpp"
 #include "core/env.hpp"
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "core/validate.hpp"
 
 namespace flashtile {
@@ -51,12 +51,13 @@ void CallKey::assign(const AttentionArgs& call_args, bool backward, const Contex
   asked += env_implementation();
   may_be_kept = true;
   const OpSpec& spec = is_backward ? attention_bwd_spec() : attention_fwd_spec();
-  KeptVector<ByteRange> ranges;
+  KeptList<ByteRange> ranges;
+  ranges.reserve(spec.tensors.size() + args.aux.size());
   const auto take = [&](TensorView* tensor, bool is_written) {
     if (tensor == nullptr || !*tensor) return;
     // Lengths in host memory are read by the checks.
     may_be_kept = may_be_kept && tensor->device.type == call_args.q.device.type;
-    ranges->push_back(byte_range_of(*tensor, is_written));
+    ranges.push_back(byte_range_of(*tensor, is_written));
     forget_address(*tensor);
   };
   for (const TensorSpec& row : spec.tensors) {
@@ -70,7 +71,7 @@ void CallKey::assign(const AttentionArgs& call_args, bool backward, const Contex
       if (tensor != nullptr && *tensor) forget_address(*tensor);
     });
   }
-  may_be_kept = may_be_kept && !has_meeting(*ranges) && context.arch.empty() &&
+  may_be_kept = may_be_kept && !has_meeting(ranges) && context.arch.empty() &&
                 args.dropout_offset >= 0 && args.dropout_offset >> 32 == 0 &&
                 (args.dropout_seed == 0 || !args.dropout_seed_tensor);
   args.dropout_seed = 0;

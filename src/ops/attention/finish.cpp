@@ -37,7 +37,7 @@ void fill_uncovered_rows(const AttentionProblem& problem, const AttentionArgs& a
 }
 
 void fill_debug_outputs(const AttentionProblem& problem, const AttentionArgs& args,
-                        const std::vector<Sequence>& sequences) {
+                        std::span<const Sequence> sequences) {
   fill_zero(args.weights);
   fill_zero(args.dropout_mask);
   if (!args.dropout_mask) return;

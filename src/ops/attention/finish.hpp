@@ -34,6 +34,6 @@ void fill_uncovered_rows(const AttentionProblem& problem, const AttentionArgs& a
 /// The debug outputs that do not depend on scores: zero weights where no tile comes, and the whole
 /// dropout mask.
 void fill_debug_outputs(const AttentionProblem& problem, const AttentionArgs& args,
-                        const std::vector<Sequence>& sequences);
+                        std::span<const Sequence> sequences);
 
 }  // namespace flashtile

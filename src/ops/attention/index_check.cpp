@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "core/fail.hpp"
-#include "core/kept_vector.hpp"
+#include "core/kept.hpp"
+#include "core/kept_list.hpp"
 #include "ops/attention/append.hpp"
 #include "ops/attention/sequences.hpp"
 #include "ops/attention/variant.hpp"
@@ -31,7 +32,7 @@ bool is_any_score(const variant::AuxSignature& aux) { return aux.name == variant
 /// The tensors that a violation reads. Nothing is known of the elements of an empty one, which
 /// stands for any score.
 void find_violation_aux(const Expr& violation, const AttentionArgs& args,
-                        std::vector<TensorView>* tensors) {
+                        KeptList<TensorView>* tensors) {
   tensors->clear();
   for (const variant::AuxSignature& signature : violation.aux) {
     tensors->push_back(is_any_score(signature) ? TensorView(nullptr, DType::kF32, {0})
@@ -40,9 +41,9 @@ void find_violation_aux(const Expr& violation, const AttentionArgs& args,
 }
 
 std::vector<TensorView> violation_aux(const Expr& violation, const AttentionArgs& args) {
-  std::vector<TensorView> tensors;
+  KeptList<TensorView> tensors;
   find_violation_aux(violation, args, &tensors);
-  return tensors;
+  return {tensors.begin(), tensors.end()};
 }
 
 }  // namespace
@@ -63,17 +64,17 @@ class IndexChecks::ExprCheck {
 
   /// Becomes the check of another call: reads its tensors.
   void read(const AttentionArgs& args) {
-    KeptVector<TensorView> aux;
-    find_violation_aux(violation_, args, &*aux);
-    bounds_.read(*aux);
+    KeptList<TensorView> aux;
+    find_violation_aux(violation_, args, &aux);
+    bounds_.read(aux);
     for (variant::Evaluator* evaluator : {&mask_, &score_}) {
-      find_aux(evaluator->expr(), args, &*aux);
-      evaluator->bind(*aux);
+      find_aux(evaluator->expr(), args, &aux);
+      evaluator->bind(aux);
     }
   }
 
   void run(std::string_view op, const AttentionProblem& problem, const AttentionArgs& args,
-           const std::vector<Sequence>& sequences) {
+           std::span<const Sequence> sequences) {
     op_ = op;
     problem_ = &problem;
     args_ = &args;
@@ -173,18 +174,18 @@ void IndexChecks::run(std::string_view op, const AttentionProblem& problem,
   } else {
     for (ExprCheck& check : checks_->list) check.read(args);
   }
-  KeptVector<int32_t> lengths;
-  KeptVector<Sequence> sequences;
+  KeptList<int32_t> lengths;
+  KeptList<Sequence> sequences;
   if (problem.has_new_keys) {
     Kept<AttentionArgs> grown;
     *grown = args;
-    find_appended_lengths(problem, args, &*lengths);
-    grown->seqused_k = TensorView(lengths->data(), DType::kI32, {problem.batch_size});
-    find_sequences(problem, *grown, &*sequences);
+    find_appended_lengths(problem, args, &lengths);
+    grown->seqused_k = TensorView(lengths.data(), DType::kI32, {problem.batch_size});
+    find_sequences(problem, *grown, &sequences);
   } else {
-    find_sequences(problem, args, &*sequences);
+    find_sequences(problem, args, &sequences);
   }
-  for (ExprCheck& check : checks_->list) check.run(op, problem, args, *sequences);
+  for (ExprCheck& check : checks_->list) check.run(op, problem, args, sequences);
 }
 
 }  // namespace flashtile

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "ops/attention/variant.hpp"
 #include "variant/expr/affine.hpp"
 #include "variant/expr/substitute.hpp"
@@ -74,12 +74,12 @@ void AttentionMask::bind(const AttentionProblem& problem, const AttentionArgs& a
   if (rest_.empty()) return;
   // The bounds see the whole mask, so that what its parts exclude together is not visited.
   const variant::Expr& whole = problem.user_mask;
-  KeptVector<TensorView> aux;
-  find_aux(whole, args, &*aux);
+  KeptList<TensorView> aux;
+  find_aux(whole, args, &aux);
   if (rest_bounds_) {
-    rest_bounds_->read(*aux);
+    rest_bounds_->read(aux);
   } else {
-    rest_bounds_.emplace(whole, *aux, bound_params(whole, args));
+    rest_bounds_.emplace(whole, aux, bound_params(whole, args));
   }
 }
 
@@ -98,15 +98,15 @@ void AttentionMask::read_lists(const AttentionArgs& args) {
 
 void AttentionMask::find_limits(const AttentionArgs& args) {
   constexpr int64_t kUnbounded = PositionMask::kUnbounded;
-  KeptVector<TensorView> aux;
+  KeptList<TensorView> aux;
   for (Bound& bound : bounds_) {
-    find_aux(bound.value.expr(), args, &*aux);
-    bound.value.bind(*aux);
+    find_aux(bound.value.expr(), args, &aux);
+    bound.value.bind(aux);
   }
-  KeptVector<Sequence> sequences;
-  find_sequences(*problem_, args, &*sequences);
+  KeptList<Sequence> sequences;
+  find_sequences(*problem_, args, &sequences);
   limits_.clear();
-  for (const Sequence& sequence : *sequences) {
+  for (const Sequence& sequence : sequences) {
     for (int64_t head = 0; head < problem_->num_heads; ++head) {
       const variant::Variables at = attention_variables(*problem_, sequence, head);
       Limits limits{-kUnbounded, kUnbounded};

@@ -7,13 +7,13 @@ namespace flashtile {
 
 std::vector<Sequence> attention_sequences(const AttentionProblem& problem,
                                           const AttentionArgs& args) {
-  std::vector<Sequence> sequences;
+  KeptList<Sequence> sequences;
   find_sequences(problem, args, &sequences);
-  return sequences;
+  return {sequences.begin(), sequences.end()};
 }
 
 void find_sequences(const AttentionProblem& problem, const AttentionArgs& args,
-                    std::vector<Sequence>* sequences) {
+                    KeptList<Sequence>* sequences) {
   sequences->assign(static_cast<size_t>(problem.batch_size), {});
   for (int64_t b = 0; b < problem.batch_size; ++b) {
     Sequence& s = (*sequences)[static_cast<size_t>(b)];

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/kept_list.hpp"
 #include "ops/attention/args.hpp"
 #include "ops/attention/problem.hpp"
 
@@ -28,7 +29,7 @@ struct Sequence {
 std::vector<Sequence> attention_sequences(const AttentionProblem& problem,
                                           const AttentionArgs& args);
 void find_sequences(const AttentionProblem& problem, const AttentionArgs& args,
-                    std::vector<Sequence>* sequences);
+                    KeptList<Sequence>* sequences);
 
 /// Rows at a constant distance; strides in bytes. `data` may be null: no such tensor.
 struct Rows {

@@ -78,12 +78,12 @@ const TensorView& aux_tensor(std::string_view name, const AttentionArgs& args) {
 }
 
 std::vector<TensorView> bound_aux(const Expr& expr, const AttentionArgs& args) {
-  std::vector<TensorView> tensors;
+  KeptList<TensorView> tensors;
   find_aux(expr, args, &tensors);
-  return tensors;
+  return {tensors.begin(), tensors.end()};
 }
 
-void find_aux(const Expr& expr, const AttentionArgs& args, std::vector<TensorView>* tensors) {
+void find_aux(const Expr& expr, const AttentionArgs& args, KeptList<TensorView>* tensors) {
   tensors->clear();
   for (const AuxSignature& signature : expr.aux) {
     tensors->push_back(aux_tensor(signature.name, args));

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/kept_list.hpp"
 #include "ops/attention/args.hpp"
 #include "ops/attention/problem.hpp"
 #include "ops/attention/sequences.hpp"
@@ -34,8 +35,7 @@ const TensorView& aux_tensor(std::string_view name, const AttentionArgs& args);
 
 /// The tensors that an expression of a problem reads, in the order of Expr::aux.
 std::vector<TensorView> bound_aux(const variant::Expr& expr, const AttentionArgs& args);
-void find_aux(const variant::Expr& expr, const AttentionArgs& args,
-              std::vector<TensorView>* tensors);
+void find_aux(const variant::Expr& expr, const AttentionArgs& args, KeptList<TensorView>* tensors);
 
 /// The scalars that it reads, in the order of Expr::params.
 std::vector<double> bound_params(const variant::Expr& expr, const AttentionArgs& args);

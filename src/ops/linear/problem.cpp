@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/fail.hpp"
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "core/validate.hpp"
 #include "ops/linear/table.hpp"
 
@@ -65,18 +65,18 @@ int64_t check_cu_seqlens(std::string_view op, const TensorView& list, int64_t nu
 
 /// Every sequence has a line of the states of its own.
 void check_slots(std::string_view op, const TensorView& slots, int64_t num_lines) {
-  KeptVector<std::pair<int64_t, int64_t>> owners;  // lines, and whose they are
+  KeptList<std::pair<int64_t, int64_t>> owners;  // lines, and whose they are
   for (int64_t b = 0; b < slots.shape[0]; ++b) {
     const int64_t line = *reinterpret_cast<const int32_t*>(slots.at({b}));
     if (line < 0 || line >= num_lines) {
       fail(op, "state_slots[", b, "] is ", line, ", the states have ", num_lines, " lines");
     }
-    owners->emplace_back(line, b);
+    owners.emplace_back(line, b);
   }
-  std::sort(owners->begin(), owners->end());
-  for (size_t n = 1; n < owners->size(); ++n) {
-    const auto& [line, b] = (*owners)[n];
-    const auto& [line_before, owner] = (*owners)[n - 1];
+  std::sort(owners.begin(), owners.end());
+  for (size_t n = 1; n < owners.size(); ++n) {
+    const auto& [line, b] = owners[n];
+    const auto& [line_before, owner] = owners[n - 1];
     if (line != line_before) continue;
     fail(op, "state_slots[", b, "] is ", line, ", and so is state_slots[", owner, "]");
   }

@@ -8,7 +8,7 @@
 #include "core/call_ranges.hpp"
 #include "core/env.hpp"
 #include "core/fail.hpp"
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "core/validate.hpp"
 #include "ops/linear/implementation.hpp"
 #include "ops/linear/table.hpp"
@@ -72,14 +72,15 @@ class KnownCalls {
     asked_ = context.implementation;
     asked_ += '\n';
     asked_ += env_implementation();
-    KeptVector<ByteRange> ranges;
+    KeptList<ByteRange> ranges;
+    ranges.reserve(spec.tensors.size());
     for (const TensorSpec& row : spec.tensors) {
       TensorView& tensor = *row.access(&args_, {}, /*create=*/false);
       if (!tensor) continue;
-      ranges->push_back(byte_range_of(tensor, row.direction != Direction::kIn));
+      ranges.push_back(byte_range_of(tensor, row.direction != Direction::kIn));
       forget_address(tensor);
     }
-    may_be_kept_ = !has_meeting(*ranges);
+    may_be_kept_ = !has_meeting(ranges);
     if (!may_be_kept_) return nullptr;
     for (const std::unique_ptr<KnownCall>& call : calls_) {
       if (call->spec != &spec || call->is_running || call->asked != asked_) continue;

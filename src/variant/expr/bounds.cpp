@@ -299,7 +299,7 @@ Bounds::Bounds(const Expr& mask, std::span<const TensorView> aux, std::span<cons
 
 Bounds& Bounds::operator=(const Bounds& other) {
   plan_ = other.plan_;
-  slots_.reset();
+  slots_.clear();
   is_fresh_ = true;
   return *this;
 }
@@ -310,10 +310,9 @@ void Bounds::read(std::span<const TensorView> aux) {
 }
 
 void Bounds::prepare_slots() {
-  slots_.emplace();
-  (*slots_)->resize(static_cast<size_t>(plan_->num_slots));
+  slots_.resize(static_cast<size_t>(plan_->num_slots));
   for (const BoundsPlan::Constant& constant : plan_->constants) {
-    Slot& slot = (**slots_)[static_cast<size_t>(constant.slot)];
+    Slot& slot = slots_[static_cast<size_t>(constant.slot)];
     slot.i = {constant.int_value, constant.int_value};
     slot.f = bound_float_value(constant.float_value);
     slot.t = truth_of(constant.int_value != 0);
@@ -328,7 +327,7 @@ Truth Bounds::over(const Variables& at, int64_t q_begin, int64_t q_end, int64_t 
   const std::array<int64_t, kNumVariables> uniform = {
       0, at.batch,    at.head,     at.head_kv,      0,
       0, at.seqlen_q, at.seqlen_k, at.query_offset, at.leftpad};
-  if (!slots_) prepare_slots();
+  if (slots_.empty()) prepare_slots();
   const bool new_uniform = is_fresh_ || uniform != uniform_;
   const bool new_q = new_uniform || q.lo != q_.lo || q.hi != q_.hi;
   const bool new_k = new_uniform || k.lo != k_.lo || k.hi != k_.hi;
@@ -336,12 +335,12 @@ Truth Bounds::over(const Variables& at, int64_t q_begin, int64_t q_end, int64_t 
   q_ = q;
   k_ = k;
   is_fresh_ = false;
-  const Runner runner{*plan_, uniform_, (*slots_)->data(), q, k};
+  const Runner runner{*plan_, uniform_, slots_.data(), q, k};
   if (new_uniform) runner.run(plan_->steps[0]);
   if (new_q) runner.run(plan_->steps[1]);
   if (new_k) runner.run(plan_->steps[2]);
   if (new_q || new_k) runner.run(plan_->steps[3]);
-  return (**slots_)[static_cast<size_t>(plan_->root)].t;
+  return slots_[static_cast<size_t>(plan_->root)].t;
 }
 
 }  // namespace flashtile::variant

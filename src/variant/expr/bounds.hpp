@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "core/kept_vector.hpp"
+#include "core/kept_list.hpp"
 #include "flashtile/tensor.hpp"
 #include "variant/expr/evaluate.hpp"
 #include "variant/expr/expr.hpp"
@@ -56,7 +56,7 @@ class Bounds {
   void prepare_slots();
 
   std::shared_ptr<BoundsPlan> plan_;
-  std::optional<KeptVector<Slot>> slots_;  ///< from the first question on
+  KeptList<Slot> slots_;  ///< none before the first question
   // What the slots were last worked out for.
   std::array<int64_t, kNumVariables> uniform_{};
   IntRange q_;
