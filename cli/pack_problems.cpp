@@ -22,6 +22,10 @@ constexpr const char* kPackedForward[] = {
     ":b8:hq32:hkv8:sq1:sk8192",
     ":b8:hq32:hkv8:sq1:sk8192:seqused_k:causal",
     ":b8:hq32:hkv8:sq1:sk8192:seqused_k:block_table:page_size=16:causal",
+    // One sequence, whose splits are more than a cluster.
+    ":b1:hq32:hkv8:sq1:sk8192",
+    ":b1:hq32:hkv8:sq1:sk8192:seqused_k:causal",
+    ":b1:hq32:hkv8:sq1:sk8192:seqused_k:block_table:page_size=16:causal",
     ":b8:hq32:hkv8:sq1024:sk8192:seqused_k:block_table:page_size=16:causal",
 };
 

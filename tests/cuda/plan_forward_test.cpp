@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <set>
 
 #include "core/problem_text.hpp"
 #include "cuda/launch/attention_params.hpp"
 #include "cuda/plan/attention_fwd_plan.hpp"
 #include "cuda/plan/kernel_plan.hpp"
 #include "ops/attention/implementations.hpp"
+#include "pack_problems.hpp"
 #include "variant/expr/parse.hpp"
 
 namespace flashtile::cuda {
@@ -372,6 +374,30 @@ TEST(ForwardPlan, SplitsOfATileAreAClusterThatMergesThem) {
   EXPECT_EQ(stems_of("attention_fwd:b1:hq8:hkv1:sq1:sk131072:d128:bf16", "sm_90a"), two);
   // Nor where a multiprocessor has room for one CTA, so that not all clusters would run at once.
   EXPECT_EQ(stems_of("attention_fwd:b16:hq8:hkv2:sq1:sk8192:d256:bf16", "sm_90a"), two);
+}
+
+/// Splits of few sequences are combined, those of more merged in clusters: packs have both.
+TEST(ForwardPlan, DecodesFindTheirKernelsInPacks) {
+  Context context;
+  context.arch = "sm_90a";
+  std::set<std::string> packed;
+  for (const std::string& problem : cli::pack_problems(*find_op("attention_fwd"))) {
+    if (problem.find("sq1:") == std::string::npos) continue;
+    for (const KernelChoice& kernel : make_call(parse_problem(problem)).kernels(context)) {
+      packed.insert(kernel.source.stem + kernel.source.config);
+    }
+  }
+  for (const char* sequences : {"b1", "b2", "b12", "b16"}) {
+    const std::string text =
+        std::string("attention_fwd:") + sequences +
+        ":hq16:hkv4:sq1:sk20000:ps16:np999:pp1250:block_table:seqused_k:causal";
+    for (const char* dims : {":d64:bf16", ":d128:f16", ":d256:bf16"}) {
+      for (const KernelChoice& kernel : kernels_of(text + dims, "sm_90a")) {
+        EXPECT_TRUE(packed.contains(kernel.source.stem + kernel.source.config))
+            << to_string(kernel) << " of " << sequences << dims;
+      }
+    }
+  }
 }
 
 TEST(ForwardPlan, DivisorsDivideExactly) {
