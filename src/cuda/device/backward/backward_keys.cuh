@@ -7,7 +7,6 @@
 #include "cuda/device/backward/backward_scores.cuh"
 #include "cuda/device/backward/backward_stream.cuh"
 #include "cuda/device/backward/query_vectors.cuh"
-#include "cuda/device/epilogue/store_rows.cuh"
 
 namespace flashtile::device {
 
@@ -107,7 +106,7 @@ struct BackwardKeys {
     };
     int parity = 0;
     StreamStep step = steps.first();
-    stream.begin(step, kItems, on_step);
+    stream.begin(step, kItems);
     FLASHTILE_NO_UNROLL
     for (; steps.holds(step); step = steps.next(step)) {
       typename Stream::Scores s;
@@ -148,16 +147,15 @@ struct BackwardKeys {
   }
 
   template <int kTiles>
-  FLASHTILE_DEVICE void store(const float (&acc)[1][kTiles][4], const RowsParam& rows,
+  FLASHTILE_DEVICE void store(float (&acc)[1][kTiles][4], float factor, const RowsParam& rows,
                               int first_col, int num_cols) const {
     if (rows.data == nullptr || first_col >= num_cols) return;
     const BackwardState<Config>& s = state().base;
     const RowsView view = RowsView::keys(rows, s.sequence, s.head_kv, num_cols);
-    store_elements<Config::kElement, false, 1, kTiles>(
-        acc, stream.first_warp_row(), num_cols - first_col, rows.element_stride, [&](int row) {
-          return row < s.num_keys ? view.row(0, s.first_key + row) + first_col * rows.element_stride
-                                  : nullptr;
-        });
+    stream.store(acc, factor, num_cols - first_col, rows.element_stride, [&](int row) -> char* {
+      return row < s.num_keys ? view.row(0, s.first_key + row) + first_col * rows.element_stride
+                              : nullptr;
+    });
   }
 
   FLASHTILE_DEVICE void run() {
@@ -167,10 +165,9 @@ struct BackwardKeys {
       visit_heads(/*is_careful=*/attempt == 1);
       if (!sync_cta_any(!(Stream::is_finite_tile(dk) && Stream::is_finite_tile(dv)))) break;
     }
-    Stream::scale(dk, params.softmax_scale);
-    if constexpr (Config::kHasDropout) Stream::scale(dv, params.dropout.gain);
-    store(dk, backward.dk, stream.part * Config::kPartD, params.head_dim);
-    store(dv, backward.dv, stream.part * Config::kPartV, params.head_dim_v);
+    store(dk, params.softmax_scale, backward.dk, stream.part * Config::kPartD, params.head_dim);
+    store(dv, Config::kHasDropout ? params.dropout.gain : 1.0f, backward.dv,
+          stream.part * Config::kPartV, params.head_dim_v);
   }
 };
 

@@ -10,7 +10,6 @@
 #include "cuda/device/backward/aux_gradients.cuh"
 #include "cuda/device/backward/backward_stream.cuh"
 #include "cuda/device/backward/query_scores.cuh"
-#include "cuda/device/epilogue/store_rows.cuh"
 
 namespace flashtile::device {
 
@@ -132,7 +131,7 @@ struct BackwardQueries {
     const auto nothing = [](const StreamStep&) {};
     float sums[2] = {};
     StreamStep step = steps.first();
-    stream.begin(step, Stream::kNumChunks, nothing);
+    stream.begin(step, Stream::kNumChunks);
     FLASHTILE_NO_UNROLL
     for (; steps.holds(step); step = steps.next(step)) {
       Scores s;
@@ -181,7 +180,7 @@ struct BackwardQueries {
     const auto nothing = [](const StreamStep&) {};
     Stream::set_zero(dq);
     StreamStep step = steps.first();
-    stream.begin(step, Stream::kNumChunks + (Config::kWantsDq ? Stream::kPiecesD : 0), nothing);
+    stream.begin(step, Stream::kNumChunks + (Config::kWantsDq ? Stream::kPiecesD : 0));
     FLASHTILE_NO_UNROLL
     for (; steps.holds(step); step = steps.next(step)) {
       Scores s;
@@ -222,16 +221,14 @@ struct BackwardQueries {
   FLASHTILE_DEVICE void store_dq() {
     const int first_col = stream.part * Config::kPartD;
     if (first_col >= params.head_dim) return;
-    Stream::scale(dq, params.softmax_scale);
     const RowsView view = RowsView::queries(backward.dq, state().sequence, params.head_dim);
-    store_elements<Config::kElement, false, 1, Config::kPartD / 8>(
-        dq, stream.first_warp_row(), params.head_dim - first_col, view.element_stride,
-        [&](int row) {
-          return stream.first_row + row < view.num_rows
-                     ? view.row(scores.head, stream.first_row + row) +
-                           first_col * view.element_stride
-                     : nullptr;
-        });
+    stream.store(dq, params.softmax_scale, params.head_dim - first_col, view.element_stride,
+                 [&](int row) -> char* {
+                   return stream.first_row + row < view.num_rows
+                              ? view.row(scores.head, stream.first_row + row) +
+                                    first_col * view.element_stride
+                              : nullptr;
+                 });
   }
 
   FLASHTILE_DEVICE void run() {

@@ -8,6 +8,7 @@
 
 #include "cuda/device/copy/finite.cuh"
 #include "cuda/device/copy/rows_view.cuh"
+#include "cuda/device/epilogue/store_rows.cuh"
 #include "cuda/device/mma/operands.cuh"
 #include "cuda/device/params/stream_shape.hpp"
 
@@ -52,22 +53,24 @@ struct BackwardStream {
   static_assert(Config::kBlockM == kStreamBlock && Config::kBlockN == kStreamBlock,
                 "blocks are square, so that one map of blocks serves all");
 
-  template <bool kIsKey, bool kIsFirst>
-  static constexpr int kBytesAtOnce = kIsKey     ? Config::kCopyBytes
-                                      : kIsFirst ? Config::kQueryCopyBytes
-                                                 : Config::kDoutCopyBytes;
+  /// One text copies both operands of a side.
+  template <bool kIsKey>
+  static constexpr int kBytesAtOnce =
+      kIsKey                                             ? Config::kCopyBytes
+      : Config::kQueryCopyBytes < Config::kDoutCopyBytes ? Config::kQueryCopyBytes
+                                                         : Config::kDoutCopyBytes;
   using ChunkTile = RowTile<Config::kElement, kStreamBlock, kChunk>;
   using PieceTile = ColumnTile<Config::kElement, kStreamBlock, kChunk>;
-  template <class Tile, bool kIsKey, bool kIsFirst>
-  using Copy = TileCopy<Config::kElement, Tile, kStreamBlock, kChunk, kThreads,
-                        kBytesAtOnce<kIsKey, kIsFirst>>;
+  template <class Tile, bool kIsKey>
+  using Copy =
+      TileCopy<Config::kElement, Tile, kStreamBlock, kChunk, kThreads, kBytesAtOnce<kIsKey>>;
   /// Sums of tensor cores on float32 are short.
   static constexpr int kSlice = Config::kElement == Element::kF32 ? kFlushColumns : kCols;
   using Scores = float[1][kCols / 8][4];
   using SliceWeights = Weights<Config::kElement, 1, kSlice>;
 
   const StreamViews& views;
-  const Steps& steps;
+  Steps steps;
   uint32 shared;
   int own_head;           ///< of rows that are queries; else 0
   int first_row;          ///< of the CTA
@@ -77,6 +80,7 @@ struct BackwardStream {
   StreamStep loading{};
   int load_item = 0;
   int load_stage = 0;
+  int items_ahead = 0;  ///< to be loaded before the first one is taken
   int stage = 0;
 
   FLASHTILE_DEVICE uint32 stage_address(int at) const {
@@ -87,11 +91,16 @@ struct BackwardStream {
   }
   FLASHTILE_DEVICE int first_warp_row() const { return warp_idx() * 16; }
 
-  template <bool kIsFirst>
-  FLASHTILE_DEVICE void load_rows(uint32 tile, int first_col) const {
-    using RowCopy = Copy<ChunkTile, Config::kRowsAreKeys, kIsFirst>;
-    load_view<RowCopy>(tile, kIsFirst ? views.row_first : views.row_second, own_head, first_row,
-                       first_col);
+  FLASHTILE_DEVICE void load_rows(uint32 tile, bool is_first, int first_col) const {
+    load_view<Copy<ChunkTile, Config::kRowsAreKeys>>(
+        tile, is_first ? views.row_first : views.row_second, own_head, first_row, first_col);
+  }
+
+  template <class Tile>
+  FLASHTILE_DEVICE void load_columns(uint32 tile, bool is_first, int first_col) const {
+    load_view<Copy<Tile, !Config::kRowsAreKeys>>(
+        tile, is_first ? views.col_first : views.col_second, loading.head,
+        first_col_row + loading.block * kCols, first_col);
   }
 
   /// The CTA's own rows, where they stay.
@@ -99,33 +108,31 @@ struct BackwardStream {
     if constexpr (Config::kRowsStay) {
       FLASHTILE_NO_UNROLL
       for (int chunk = 0; chunk < kNumChunks; ++chunk) {
-        const uint32 tile = shared + static_cast<uint32>(chunk * ChunkTile::kBytes);
-        if (chunk < kChunksD) {
-          load_rows<true>(tile, chunk * kChunk);
-        } else {
-          load_rows<false>(tile, (chunk - kChunksD) * kChunk);
-        }
+        const bool is_first = chunk < kChunksD;
+        load_rows(shared + static_cast<uint32>(chunk * ChunkTile::kBytes), is_first,
+                  (is_first ? chunk : chunk - kChunksD) * kChunk);
       }
     }
   }
 
-  template <bool kIsFirst>
-  FLASHTILE_DEVICE void load_chunk(uint32 tile, int chunk) const {
-    if constexpr (!Config::kRowsStay) {
-      load_rows<kIsFirst>(tile, chunk * kChunk);
+  /// A chunk of rows and columns, or a piece of columns.
+  FLASHTILE_DEVICE void load_one(uint32 tile) const {
+    const bool is_chunk = load_item < kNumChunks;
+    const int item = is_chunk ? load_item : load_item - kNumChunks;
+    const int num_first = is_chunk ? kChunksD : kPiecesD;
+    const bool is_first = item < num_first;
+    int first_col = (is_first ? item : item - num_first) * kChunk;
+    if (!is_chunk) first_col += part * (is_first ? Config::kPartD : Config::kPartV);
+    if (is_chunk && !Config::kRowsStay) {
+      load_rows(tile, is_first, first_col);
       tile += static_cast<uint32>(ChunkTile::kBytes);
     }
-    using ColCopy = Copy<ChunkTile, !Config::kRowsAreKeys, kIsFirst>;
-    load_view<ColCopy>(tile, kIsFirst ? views.col_first : views.col_second, loading.head,
-                       first_col_row + loading.block * kCols, chunk * kChunk);
-  }
-
-  template <bool kIsFirst>
-  FLASHTILE_DEVICE void load_piece(uint32 tile, int piece) const {
-    using PieceCopy = Copy<PieceTile, !Config::kRowsAreKeys, kIsFirst>;
-    const int first_col = part * (kIsFirst ? Config::kPartD : Config::kPartV) + piece * kChunk;
-    load_view<PieceCopy>(tile, kIsFirst ? views.col_first : views.col_second, loading.head,
-                         first_col_row + loading.block * kCols, first_col);
+    // Only tiles of float32 differ.
+    if (is_chunk || Config::kElement != Element::kF32) {
+      load_columns<ChunkTile>(tile, is_first, first_col);
+    } else {
+      load_columns<PieceTile>(tile, is_first, first_col);
+    }
   }
 
   /// Starts copying the next item, if there is one; a group in any case. `on_step` is called at
@@ -133,17 +140,8 @@ struct BackwardStream {
   template <class OnStep>
   FLASHTILE_DEVICE void load_next(const OnStep& on_step) {
     if (steps.holds(loading)) {
-      const uint32 tile = stage_address(load_stage);
       if (load_item == 0) on_step(loading);
-      if (load_item < kChunksD) {
-        load_chunk<true>(tile, load_item);
-      } else if (load_item < kNumChunks) {
-        load_chunk<false>(tile, load_item - kChunksD);
-      } else if (load_item < kNumChunks + kPiecesD) {
-        load_piece<true>(tile, load_item - kNumChunks);
-      } else {
-        load_piece<false>(tile, load_item - kNumChunks - kPiecesD);
-      }
+      load_one(stage_address(load_stage));
       if (++load_item == num_items) {
         load_item = 0;
         loading = steps.next(loading);
@@ -154,21 +152,26 @@ struct BackwardStream {
   }
 
   /// Makes the first items come. All threads have left the ring.
-  template <class OnStep>
-  FLASHTILE_DEVICE void begin(const StreamStep& first, int items_of_step, const OnStep& on_step) {
+  FLASHTILE_DEVICE void begin(const StreamStep& first, int items_of_step) {
     loading = first;
     num_items = items_of_step;
     load_item = load_stage = stage = 0;
-    FLASHTILE_NO_UNROLL
-    for (int i = 0; i < Config::kNumStages - 1; ++i) load_next(on_step);
+    items_ahead = Config::kNumStages - 1;
   }
 
   /// Waits for the next item and starts the copy into the stage that is free now; the item's tile.
+  /// The first time it starts those before that, too: copies are a long text.
   template <class OnStep>
   FLASHTILE_DEVICE uint32 take_item(const OnStep& on_step) {
-    copy_async_wait<Config::kNumStages - 2>();
-    sync_cta();
-    load_next(on_step);
+    FLASHTILE_NO_UNROLL
+    for (;; --items_ahead) {
+      if (items_ahead == 0) {
+        copy_async_wait<Config::kNumStages - 2>();
+        sync_cta();
+      }
+      load_next(on_step);
+      if (items_ahead == 0) break;
+    }
     const uint32 tile = stage_address(stage);
     stage = next_stage(stage);
     return tile;
@@ -241,15 +244,39 @@ struct BackwardStream {
     }
   }
 
+  /// Written so that an element takes one operation: 0 times any that is not finite is NaN.
   template <int kTiles>
   FLASHTILE_DEVICE static bool is_finite_tile(const float (&acc)[1][kTiles][4]) {
-    bool finite = true;
+    float probes[4] = {};
     FLASHTILE_UNROLL
     for (int n = 0; n < kTiles; ++n) {
       FLASHTILE_UNROLL
-      for (int r = 0; r < 4; ++r) finite = finite && is_finite(acc[0][n][r]);
+      for (int r = 0; r < 4; ++r) probes[r] = fused_multiply_add(acc[0][n][r], 0.0f, probes[r]);
     }
-    return finite;
+    return (probes[0] + probes[1]) + (probes[2] + probes[3]) == 0.0f;
+  }
+
+  /// Writes the rows of a warp, times a factor; `address(row)` gives where one begins, null for one
+  /// that is not there. A few tiles at a time, for the sake of the text: once for each CTA.
+  template <int kTiles, class RowAddress>
+  FLASHTILE_DEVICE void store(float (&acc)[1][kTiles][4], float factor, int num_cols,
+                              int64 element_stride, const RowAddress& address) const {
+    constexpr int kAtOnce = 4;
+    FLASHTILE_NO_UNROLL
+    for (int first = 0; first < kTiles; first += kAtOnce) {
+      float some[1][kAtOnce][4];
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kAtOnce; ++n) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) some[0][n][r] = acc[0][n][r] * factor;
+      }
+      store_elements<Config::kElement, false, 1, kAtOnce>(
+          some, first_warp_row(), num_cols - first * 8, element_stride, [&](int row) -> char* {
+            char* const begin = address(row);
+            return begin == nullptr ? nullptr : begin + first * 8 * element_stride;
+          });
+      turn_tiles<kAtOnce>(acc);
+    }
   }
 
   template <int kTiles>
@@ -258,15 +285,6 @@ struct BackwardStream {
     for (int n = 0; n < kTiles; ++n) {
       FLASHTILE_UNROLL
       for (int r = 0; r < 4; ++r) acc[0][n][r] = 0.0f;
-    }
-  }
-
-  template <int kTiles>
-  FLASHTILE_DEVICE static void scale(float (&acc)[1][kTiles][4], float factor) {
-    FLASHTILE_UNROLL
-    for (int n = 0; n < kTiles; ++n) {
-      FLASHTILE_UNROLL
-      for (int r = 0; r < 4; ++r) acc[0][n][r] *= factor;
     }
   }
 };

@@ -258,6 +258,8 @@ struct BackwardTile {
 
   /// Text of the user's takes long to compile: it is there once.
   static constexpr bool kIsLong = Config::kHasBlockMap || Config::Expressions::kHasScore;
+  /// So does that of options where slices are many: it is there once for blocks of either kind.
+  static constexpr bool kHasOptions = Config::kHasScoreOptions || Config::kHasDropout;
 
   /// From products to weights and their gradients.
   FLASHTILE_DEVICE void process_scores(const Step& step, int stage) {
@@ -267,10 +269,10 @@ struct BackwardTile {
       for (int slice = 0; slice < kNumSlices; ++slice) {
         process_slice<true>(step, stage, slice, hides);
       }
-    } else if (hides) {
+    } else if (kHasOptions || hides) {
       FLASHTILE_UNROLL
       for (int slice = 0; slice < kNumSlices; ++slice) {
-        process_slice<true>(step, stage, slice, true);
+        process_slice<true>(step, stage, slice, hides);
       }
     } else {
       FLASHTILE_UNROLL

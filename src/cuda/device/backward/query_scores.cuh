@@ -25,7 +25,7 @@ struct QueryScores {
   static constexpr int kCols = kStreamBlock;
   using Scores = float[1][kCols / 8][4];
 
-  const ScoreRules<Config>& rules;
+  ScoreRules<Config> rules;  ///< not a reference: to itself it would take the work to local memory
   int head;
   int first_query;  ///< of the warp
   float lse[2];     ///< +inf where no key is seen

@@ -187,10 +187,11 @@ struct TileCopy {
     }
   }
 
+  /// A loop where rows are cut, for the sake of the text.
   template <bool kIsCut>
   FLASHTILE_DEVICE static void copy_steps(const Place& place, const char* source, int64 step,
                                           int num_cols) {
-    FLASHTILE_UNROLL
+#pragma unroll kIsCut ? 1 : kSteps
     for (int i = 0; i < kSteps; ++i) {
       if (!kIsEven && place.row + i * kRowsAtOnce >= kRows) break;
       copy_chunks<kIsCut>(place, i, source, num_cols);

@@ -56,48 +56,31 @@ constexpr bool kIsPaired = false;
 template <int kRows, int kCols>
 constexpr bool kIsPaired<PairedTile<kRows, kCols>> = true;
 
-/// The tile that queries and keys (whose rows are read along the reduction) lie in.
-template <Element element, int kRows, int kCols>
-struct RowTileOf {
+/// The tile that elements lie in; rows of float32 are kPitch bytes apart.
+template <Element element, int kRows, int kCols, int kPitch>
+struct TileOf {
   using Type = SwizzledTile<kRows, kCols>;
 };
-template <int kRows, int kCols>
-struct RowTileOf<Element::kF32, kRows, kCols> {
-  using Type = PitchedTile<kRows, vector_pitch(kCols)>;
+template <int kRows, int kCols, int kPitch>
+struct TileOf<Element::kF32, kRows, kCols, kPitch> {
+  using Type = PitchedTile<kRows, kPitch>;
+};
+template <Element code, int kRows, int kCols, int kPitch>
+requires(element_bytes(code) == 1) struct TileOf<code, kRows, kCols, kPitch> {
+  using Type = CodeTile<code, kRows, kCols>;
 };
 
-template <int kRows, int kCols>
-struct RowTileOf<Element::kI8, kRows, kCols> {
-  using Type = CodeTile<Element::kI8, kRows, kCols>;
-};
-template <int kRows, int kCols>
-struct RowTileOf<Element::kE4M3, kRows, kCols> {
-  using Type = CodeTile<Element::kE4M3, kRows, kCols>;
-};
-
-/// The tile that values (whose columns are read along the reduction) lie in.
+/// For queries and keys, whose rows are read along the reduction.
 template <Element element, int kRows, int kCols>
-struct ColumnTileOf {
-  using Type = SwizzledTile<kRows, kCols>;
-};
-template <int kRows, int kCols>
-struct ColumnTileOf<Element::kF32, kRows, kCols> {
-  using Type = PitchedTile<kRows, column_pitch(kCols)>;
-};
-
-template <int kRows, int kCols>
-struct ColumnTileOf<Element::kI8, kRows, kCols> {
-  using Type = CodeTile<Element::kI8, kRows, kCols>;
-};
-template <int kRows, int kCols>
-struct ColumnTileOf<Element::kE4M3, kRows, kCols> {
-  using Type = CodeTile<Element::kE4M3, kRows, kCols>;
-};
+using RowTile = typename TileOf<element, kRows, kCols, vector_pitch(kCols)>::Type;
+/// For values, whose columns are.
+template <Element element, int kRows, int kCols>
+using ColumnTile = typename TileOf<element, kRows, kCols, column_pitch(kCols)>::Type;
 
 /// The tile that queries lie in, for keys of codes or not.
 template <Element element, bool kMeetsCodes, int kRows, int kCols>
 struct QueryTileOf {
-  using Type = typename RowTileOf<element, kRows, kCols>::Type;
+  using Type = RowTile<element, kRows, kCols>;
 };
 template <Element element, int kRows, int kCols>
 struct QueryTileOf<element, true, kRows, kCols> {
@@ -105,14 +88,10 @@ struct QueryTileOf<element, true, kRows, kCols> {
 };
 template <int kRows, int kCols>
 struct QueryTileOf<Element::kF32, true, kRows, kCols> {
-  using Type = typename RowTileOf<Element::kF32, kRows, kCols>::Type;
+  using Type = RowTile<Element::kF32, kRows, kCols>;
 };
 
-template <Element element, int kRows, int kCols>
-using RowTile = typename RowTileOf<element, kRows, kCols>::Type;
 template <Element element, bool kMeetsCodes, int kRows, int kCols>
 using TileOfQueries = typename QueryTileOf<element, kMeetsCodes, kRows, kCols>::Type;
-template <Element element, int kRows, int kCols>
-using ColumnTile = typename ColumnTileOf<element, kRows, kCols>::Type;
 
 }  // namespace flashtile::device

@@ -58,11 +58,8 @@ FLASHTILE_DEVICE void store_float_pairs(const float (&acc)[kTilesM][kTilesV][4],
         const int col = lane_column<kInFours>(v);
         const float x = acc[m][v][half * 2];
         const float y = acc[m][v][half * 2 + 1];
-        if (col + 1 < num_cols) {
-          *reinterpret_cast<FloatPair*>(row + col * 4) = {x, y};
-        } else if (col < num_cols) {
-          *reinterpret_cast<float*>(row + col * 4) = x;
-        }
+        store_global_if(col + 1 < num_cols, reinterpret_cast<FloatPair*>(row + col * 4), {x, y});
+        store_global_if(col + 1 == num_cols, reinterpret_cast<float*>(row + col * 4), x);
       }
     }
   }

@@ -61,6 +61,8 @@ struct ForwardBase {
       Config::kCopiesValueScales && Config::kElement == Element::kF16;
   using Kind = LogitKind<Config>;
   static constexpr bool kIsGeneral = Kind::kIsGeneral;
+  /// There is a text for scores that read nothing outside of the user's tensors.
+  static constexpr bool kHasInsideText = Config::Expressions::kIsScoreLinear && !Config::kPackHeads;
   static constexpr bool kIsCapped = Kind::kIsCapped;
   static constexpr bool kIsTilted = Kind::kIsTilted;
   /// bf16 and TF32 have float32's exponents.
@@ -303,13 +305,12 @@ struct ForwardBase {
   /// Copies the first columns of the queries.
   template <class Copy>
   FLASHTILE_DEVICE void load_query_rows(uint32 tile, int num_cols) const {
-    const auto address = [&](int row, int /*step*/) { return query_address(row); };
     if (!Config::kPackHeads && rows.is_there(Config::kBlockM - 1)) {
       Copy::copy_strided(tile, num_cols, params.q.element_stride, query_address(Copy::first_row()),
                          params.q.row_stride);
     } else {
-      // Rows that are not there are read like the last one, and never written.
-      Copy::copy(tile, num_cols, params.q.element_stride, address);
+      Copy::copy_range(tile, num_cols, params.q.element_stride, 0, rows.num_rows - rows.first,
+                       [&](int row) { return query_address(row); });
     }
   }
 
@@ -389,7 +390,7 @@ struct ForwardBase {
       treatment.follows =
           treatment.follows || Config::kWantsMaxLogit || !(treatment.comes_after || comes_before);
     }
-    if constexpr (Config::Expressions::kIsScoreLinear && !Config::kPackHeads) {
+    if constexpr (kHasInsideText) {
       treatment.is_inside = reads_inside(n_block);
     }
     treatment.is_careful = is_careful;
@@ -442,7 +443,7 @@ struct ForwardBase {
   FLASHTILE_DEVICE void prepare(Scores& scores, Treatment treatment, int n_block, int column) {
     const int first_key = n_block * Config::kBlockN + column;
     if constexpr (kIsGeneral) {
-      if (Config::Expressions::kIsScoreLinear && treatment.is_inside) {
+      if (kHasInsideText && (kIsPlain || treatment.is_inside)) {
         apply_scores<Config, true, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
       } else {
         apply_scores<Config, false, kTilesM, kSlice>(scores, rules, rows, first_warp_row,

@@ -164,13 +164,44 @@ struct ForwardTile : ForwardBase<Config> {
     }
   }
 
+  /// The same where text is long and such blocks are few: slices take turns in one text.
+  template <class ValuesReady>
+  FLASHTILE_DEVICE void take_block_in_turns(int n_block, int stage,
+                                            typename Base::Treatment treatment,
+                                            const ValuesReady& values_ready) {
+    const auto column_of = [&](int slice) { return (slice * Config::kWarpsN + warp_n) * kSlice; };
+    Scores scores[2];
+    compute_scores(scores[0], stage, column_of(0));
+    compute_scores(scores[1], stage, column_of(1));
+    values_ready();
+    FLASHTILE_NO_UNROLL
+    for (int slice = 0; slice < 2; ++slice) {
+      this->template prepare<false>(scores[0], treatment, n_block, column_of(slice));
+      finish_slice<false>(scores[0], treatment, n_block, stage, column_of(slice));
+      copy_scores(scores[0], scores[1]);
+    }
+  }
+
+  FLASHTILE_DEVICE static void copy_scores(Scores& to, const Scores& from) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kSlice / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) to[m][n][r] = from[m][n][r];
+      }
+    }
+  }
+
   template <class ValuesReady>
   FLASHTILE_DEVICE void process_block(int n_block, int stage, bool is_careful,
                                       const ValuesReady& values_ready) {
     const typename Base::Treatment treatment = this->treatment_of(n_block, is_careful);
     // Several slices overlap where no branch stands between them.
-    if (kNumSlices > 1 && !treatment.follows) {
+    if (kNumSlices > 1 && !treatment.follows && (!Base::kHasInsideText || treatment.is_inside)) {
       take_block<true>(n_block, stage, treatment, values_ready);
+    } else if constexpr (Base::kHasInsideText && kNumSlices == 2) {
+      take_block_in_turns(n_block, stage, treatment, values_ready);
     } else {
       take_block<false>(n_block, stage, treatment, values_ready);
     }
@@ -226,36 +257,38 @@ struct ForwardTile : ForwardBase<Config> {
     }
   }
 
-  /// A ring of stages, each keys and values of a block.
+  /// A ring of stages, each keys and values of a block. The first rounds only copy.
   FLASHTILE_DEVICE void visit_blocks_in_ring(bool is_careful) {
+    constexpr int kAhead = Config::kNumStages - 1;
     if (!is_careful) load_queries();
     copy_async_commit();
     int loading = blocks.before(blocks.end);
     int n_block = loading;
     this->find_pages(loading);
-    const auto load_next = [&](int stage) {
+    this->reset();
+    FLASHTILE_NO_UNROLL
+    for (int stage = -kAhead; stage < 0 || blocks.holds(n_block);) {
+      // The block is there for all, and nobody reads the stage any more that is written next.
+      if (stage >= 0) {
+        copy_async_wait<Config::kNumStages - 2>();
+        sync_cta();
+      }
       if (blocks.holds(loading)) {
-        load_keys(loading, stage);
-        load_values(loading, stage);
+        const int load_stage = stage <= 0 ? stage + kAhead : stage - 1;
+        load_keys(loading, load_stage);
+        load_values(loading, load_stage);
         loading = blocks.before(loading);
         this->find_pages(loading);
       }
       copy_async_commit();
-    };
-    FLASHTILE_NO_UNROLL
-    for (int stage = 0; stage < Config::kNumStages - 1; ++stage) load_next(stage);
-    this->reset();
-    if (!is_careful) take_queries<Config::kNumStages - 1>();
-    int stage = 0;
-    FLASHTILE_NO_UNROLL
-    for (; blocks.holds(n_block); n_block = blocks.before(n_block)) {
-      // The block is there for all, and nobody reads the stage any more that is written next.
-      copy_async_wait<Config::kNumStages - 2>();
-      sync_cta();
-      load_next(stage == 0 ? Config::kNumStages - 1 : stage - 1);
+      if (stage < 0) {
+        if (++stage == 0 && !is_careful) take_queries<kAhead>();
+        continue;
+      }
       if (is_careful) clear_values(n_block, stage);
       process_block(n_block, stage, is_careful, [] {});
-      stage = stage + 1 == Config::kNumStages ? 0 : stage + 1;
+      stage = stage == kAhead ? 0 : stage + 1;
+      n_block = blocks.before(n_block);
     }
   }
 
@@ -298,14 +331,7 @@ struct ForwardTile : ForwardBase<Config> {
       }
       compute_scores(scores[1], 1 - stage, warp_n * kSlice);
       finish_slice<false>(scores[0], treatment, n_block, stage, warp_n * kSlice);
-      FLASHTILE_UNROLL
-      for (int m = 0; m < kTilesM; ++m) {
-        FLASHTILE_UNROLL
-        for (int n = 0; n < kSlice / 8; ++n) {
-          FLASHTILE_UNROLL
-          for (int r = 0; r < 4; ++r) scores[0][m][n][r] = scores[1][m][n][r];
-        }
-      }
+      copy_scores(scores[0], scores[1]);
       n_block = next;
       next = after;
       stage = 1 - stage;

@@ -79,7 +79,13 @@ struct ForwardWide : ForwardBase<Config> {
                                         params.v.element_stride);
   }
 
-  /// Starts copying the next item, if there is one; a group in any case.
+  /// Goes on to the next item; a group of copies in any case.
+  FLASHTILE_DEVICE void end_load() {
+    load_stage = next_stage(load_stage);
+    copy_async_commit();
+  }
+
+  /// Starts copying the next item, if there is one.
   FLASHTILE_DEVICE void load_next() {
     if (blocks.holds(loading.n_block)) {
       if (loading.item < kNumChunks) {
@@ -92,8 +98,20 @@ struct ForwardWide : ForwardBase<Config> {
         loading.n_block = blocks.before(loading.n_block);
       }
     }
-    load_stage = load_stage + 1 == Config::kNumStages ? 0 : load_stage + 1;
-    copy_async_commit();
+    end_load();
+  }
+
+  /// The first items: chunks, so that no other text is there once more.
+  FLASHTILE_DEVICE void load_first() {
+    constexpr int kAhead = Config::kNumStages - 1;
+    static_assert(kAhead <= kNumChunks, "what comes first are chunks");
+    loading = {blocks.before(blocks.end), kAhead};
+    load_stage = 0;
+    FLASHTILE_NO_UNROLL
+    for (int chunk = 0; chunk < kAhead; ++chunk) {
+      if (blocks.holds(loading.n_block)) load_chunk(loading.n_block, chunk, load_stage);
+      end_load();
+    }
   }
 
   /// Waits for the item of a stage and starts the copy into the one before it.
@@ -109,11 +127,8 @@ struct ForwardWide : ForwardBase<Config> {
 
   FLASHTILE_DEVICE void visit_blocks(bool is_careful) {
     this->reset();
-    loading = {blocks.before(blocks.end), 0};
-    load_stage = 0;
+    load_first();
     int n_block = loading.n_block;
-    FLASHTILE_NO_UNROLL
-    for (int i = 0; i < Config::kNumStages - 1; ++i) load_next();
     int stage = 0;
     FLASHTILE_NO_UNROLL
     for (; blocks.holds(n_block); n_block = blocks.before(n_block)) {

@@ -60,7 +60,7 @@ struct BackwardBias {
     scores.load(backward, s.padded_row);
     const auto nothing = [](const StreamStep&) {};
     stream.load_own_rows();
-    stream.begin({0, 0}, Stream::kNumChunks, nothing);
+    stream.begin({0, 0}, Stream::kNumChunks);
     Scores products;
     Scores dp = {};
     stream.multiply(products, dp, nothing);

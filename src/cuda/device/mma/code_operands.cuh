@@ -33,17 +33,7 @@ FLASHTILE_DEVICE void multiply_code_rows(float (&acc)[kTilesM][kN / 8][4],
     FLASHTILE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int step = 2 * both + half;
-      if (step >= kSteps) continue;
-      FLASHTILE_UNROLL
-      for (int m = 0; m < kTilesM; ++m) {
-        if constexpr (kInRegisters) {
-          FLASHTILE_UNROLL
-          for (int r = 0; r < 4; ++r) a[half][m][r] = held.fragments[step][m][r];
-        } else {
-          load_matrices(a[half][m], step_address<RowsTile::kGroupBytes>(rows_base, step) +
-                                        static_cast<uint32>(m * 16 * 128));
-        }
-      }
+      if (step < kSteps) take_rows<kInRegisters, RowsTile>(a[half], held, rows_base, step);
     }
     FLASHTILE_UNROLL
     for (int n = 0; n < kN / 16; ++n) {

@@ -95,12 +95,17 @@ FLASHTILE_DEVICE void multiply_float_rows(float (&acc)[kTilesM][kN / 8][4], uint
   const int lane = fresh(lane_idx());
   const int group = lane / 4;
   const int place = lane % 4;
+  constexpr int kSteps = kCols / 16;
   constexpr int kStepsAtOnce = kFlushColumns / 16;
-  FLASHTILE_UNROLL
-  for (int begin = 0; begin < kCols / 16; begin += kStepsAtOnce) {
+  // Many columns are a loop, for the sake of the text.
+  constexpr int kUnrolled = kCols > 128 ? 2 : (kSteps + kStepsAtOnce - 1) / kStepsAtOnce;
+#pragma unroll kUnrolled
+  for (int begin = 0; begin < kSteps; begin += kStepsAtOnce) {
     float part[kTilesM][kN / 8][4] = {};
     FLASHTILE_UNROLL
-    for (int step = begin; step < begin + kStepsAtOnce && step < kCols / 16; ++step) {
+    for (int s = 0; s < kStepsAtOnce; ++s) {
+      const int step = begin + s;
+      if (kSteps % kStepsAtOnce != 0 && step >= kSteps) break;
       float a[kTilesM][2][4];
       FLASHTILE_UNROLL
       for (int m = 0; m < kTilesM; ++m) {

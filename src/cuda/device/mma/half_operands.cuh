@@ -34,6 +34,16 @@ FLASHTILE_DEVICE uint32 step_address(uint32 base, int step) {
          static_cast<uint32>(step / 4 * kGroupBytes);
 }
 
+/// Fragments of 16 kTilesM rows of a tile and sixteen of its columns; `base` is that of a lane.
+template <class SharedTile, int kTilesM>
+FLASHTILE_DEVICE void load_row_fragments(uint32 (&a)[kTilesM][4], uint32 base, int step) {
+  FLASHTILE_UNROLL
+  for (int m = 0; m < kTilesM; ++m) {
+    load_matrices(a[m], step_address<SharedTile::kGroupBytes>(base, step) +
+                            static_cast<uint32>(m * 16 * 128));
+  }
+}
+
 /// Rows of a tile as the left side of products over its kCols columns, kept in registers.
 template <int kTilesM, int kCols>
 struct HalfRows {
@@ -44,14 +54,25 @@ struct HalfRows {
     const uint32 base = tile + HalfLane::rows() + static_cast<uint32>(first_row * 128);
     FLASHTILE_UNROLL
     for (int step = 0; step < kCols / 16; ++step) {
-      FLASHTILE_UNROLL
-      for (int m = 0; m < kTilesM; ++m) {
-        load_matrices(fragments[step][m], step_address<SharedTile::kGroupBytes>(base, step) +
-                                              static_cast<uint32>(m * 16 * 128));
-      }
+      load_row_fragments<SharedTile>(fragments[step], base, step);
     }
   }
 };
+
+/// What HalfRows has of one step, or with kInRegisters what `held` has.
+template <bool kInRegisters, class RowsTile, int kTilesM, int kCols>
+FLASHTILE_DEVICE void take_rows(uint32 (&a)[kTilesM][4], const HalfRows<kTilesM, kCols>& held,
+                                uint32 rows_base, int step) {
+  if constexpr (kInRegisters) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int r = 0; r < 4; ++r) a[m][r] = held.fragments[step][m][r];
+    }
+  } else {
+    load_row_fragments<RowsTile>(a, rows_base, step);
+  }
+}
 
 /// acc += rows . columns', both read along kCols columns of their tiles: rows [first_row, +16
 /// kTilesM) of one, kN rows of the other from `first_column` on. With kInRegisters the rows are
@@ -67,16 +88,7 @@ FLASHTILE_DEVICE void multiply_rows(float (&acc)[kTilesM][kN / 8][4],
   FLASHTILE_UNROLL
   for (int step = 0; step < kCols / 16; ++step) {
     uint32 a[kTilesM][4];
-    FLASHTILE_UNROLL
-    for (int m = 0; m < kTilesM; ++m) {
-      if constexpr (kInRegisters) {
-        FLASHTILE_UNROLL
-        for (int r = 0; r < 4; ++r) a[m][r] = held.fragments[step][m][r];
-      } else {
-        load_matrices(a[m], step_address<RowsTile::kGroupBytes>(rows_base, step) +
-                                static_cast<uint32>(m * 16 * 128));
-      }
-    }
+    take_rows<kInRegisters, RowsTile>(a, held, rows_base, step);
     FLASHTILE_UNROLL
     for (int n = 0; n < kN / 16; ++n) {
       uint32 b[4];

@@ -162,6 +162,19 @@ FLASHTILE_LOAD_GLOBAL_IF(uint32, "32", "r")
 FLASHTILE_LOAD_GLOBAL_IF(int64, "64", "l")
 #undef FLASHTILE_LOAD_GLOBAL_IF
 
+/// Stores where `is_there`. No branch: a row of these is one text.
+FLASHTILE_DEVICE void store_global_if(bool is_there, float* address, float value) {
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.f32 [%0], %1; }" ::"l"(address),
+               "f"(value), "r"(static_cast<uint32>(is_there))
+               : "memory");
+}
+FLASHTILE_DEVICE void store_global_if(bool is_there, FloatPair* address, const FloatPair& value) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.u32 p, %3, 0; @p st.global.v2.f32 [%0], {%1, %2}; }" ::"l"(address),
+      "f"(value.x), "f"(value.y), "r"(static_cast<uint32>(is_there))
+      : "memory");
+}
+
 /// A global element, or four neighbours, that the grid before has written, possibly while this one
 /// ran already: loads that stay behind wait_for_previous_grid() and other volatile ones.
 FLASHTILE_DEVICE float load_written(const float* address) {

@@ -119,6 +119,10 @@ template <class T>
 T load_global_if(bool is_there, const T* address) {
   return is_there ? *address : T{};
 }
+template <class T>
+void store_global_if(bool is_there, T* address, const T& value) {
+  if (is_there) *address = value;
+}
 
 inline float load_written(const float* address) { return *address; }
 inline unsigned long long load_written(const unsigned long long* address) { return *address; }
