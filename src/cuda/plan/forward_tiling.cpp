@@ -104,6 +104,12 @@ bool is_short_causal(const AttentionProblem& problem, int64_t length) {
   return problem.window_right.has_value() && problem.max_seqlen_k < length;
 }
 
+/// The same of a window.
+bool is_narrow_window(const AttentionProblem& problem, int64_t length) {
+  return problem.window_left && problem.window_right && *problem.window_left < length &&
+         *problem.window_right < length - *problem.window_left;
+}
+
 /// Head dims up to 64, more than 64 rows.
 ForwardTiling small_head_tiling(const AttentionProblem& problem) {
   // The text of capped scores is long enough for one slice.
@@ -112,7 +118,8 @@ ForwardTiling small_head_tiling(const AttentionProblem& problem) {
     const ScoreFlags flags(problem);
     const bool is_plain = !flags.has_options && !flags.has_block_map();
     const ForwardTiling five = tiling_of(problem, 64, 64, 2, 1, 1, 5);
-    if (is_plain && is_short_causal(problem, 1536) && has_room_for(problem, five, 5)) return five;
+    const bool is_short = is_short_causal(problem, 1536) || is_narrow_window(problem, 1536);
+    if (is_plain && is_short && has_room_for(problem, five, 5)) return five;
     // Two slices of a block overlap.
     const ForwardTiling overlapping = tiling_of(problem, 128, 128, 4, 1, 1, 2);
     if (has_room_for(problem, overlapping, 2)) return overlapping;

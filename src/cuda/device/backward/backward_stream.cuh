@@ -261,7 +261,7 @@ struct BackwardStream {
   template <int kTiles, class RowAddress>
   FLASHTILE_DEVICE void store(float (&acc)[1][kTiles][4], float factor, int num_cols,
                               int64 element_stride, const RowAddress& address) const {
-    constexpr int kAtOnce = 4;
+    constexpr int kAtOnce = kTiles % 4 == 0 ? 4 : 2;
     FLASHTILE_NO_UNROLL
     for (int first = 0; first < kTiles; first += kAtOnce) {
       float some[1][kAtOnce][4];

@@ -98,7 +98,7 @@ FLASHTILE_DEVICE void multiply_float_rows(float (&acc)[kTilesM][kN / 8][4], uint
   constexpr int kSteps = kCols / 16;
   constexpr int kStepsAtOnce = kFlushColumns / 16;
   // Many columns are a loop, for the sake of the text.
-  constexpr int kUnrolled = kCols > 128 ? 2 : (kSteps + kStepsAtOnce - 1) / kStepsAtOnce;
+  constexpr int kUnrolled = kCols > 128 ? 1 : (kSteps + kStepsAtOnce - 1) / kStepsAtOnce;
 #pragma unroll kUnrolled
   for (int begin = 0; begin < kSteps; begin += kStepsAtOnce) {
     float part[kTilesM][kN / 8][4] = {};
