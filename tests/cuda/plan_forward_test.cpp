@@ -338,6 +338,8 @@ TEST(ForwardPlan, OneTileForEachMultiprocessorKeepsFourStagesOnTheirWay) {
   EXPECT_TRUE(stages_of("attention_fwd:b32" + pages + "16", "3"));
   EXPECT_TRUE(stages_of("attention_fwd:b32" + pages + "256", "2"));
   EXPECT_TRUE(stages_of("attention_fwd:b8" + pages + "16", "2"));
+  EXPECT_TRUE(
+      stages_of("attention_fwd:b99:hq32:sq1:sk1024:d128:np999:pp64:block_table:ps16:bf16", "2"));
 }
 
 TEST(ForwardPlan, PartsAreCombinedByAsManyWarpsAsTheyHave) {

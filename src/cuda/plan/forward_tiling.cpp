@@ -63,11 +63,13 @@ ForwardTiling decode_tiling(const AttentionProblem& problem, int64_t num_tiles) 
   }
   // Keys of 8 bits, split: two CTAs fill a multiprocessor. Room for a third one goes to the first
   // CTAs of the next call, and the others share what multiprocessors are left. Small pages: rows
-  // come later, so more of them are asked for.
+  // come later, so more of them are asked for; but a third CTA helps where tiles are short.
   ForwardTiling full = tiling;
   full.shape.num_stages = 3;
   const bool is_split = num_tiles < num_sms;
-  const bool has_small_pages = problem.page_size > 0 && problem.page_size < block_n;
+  constexpr int64_t kManyKeys = 2048;
+  const bool has_small_pages =
+      problem.page_size > 0 && problem.page_size < block_n && problem.max_seqlen_k >= kManyKeys;
   const bool wants_three = problem.is_quantised ? is_split : has_small_pages && !is_split;
   return wants_three && has_room_for(problem, full, 2) ? full : tiling;
 }

@@ -57,6 +57,8 @@ struct ForwardLatent : ForwardBase<Config> {
                              Base::kCopyThreads, 16, Base::kFirstCopyThread>;
   using KeyCopy = TileCopy<Config::kElement, KeyTile, kBlockN, Config::kHeadDim, Base::kCopyThreads,
                            16, Base::kFirstCopyThread>;
+  using HalfCopy = TileCopy<Config::kElement, KeyTile, kBlockN / 2, Config::kHeadDim,
+                            Base::kCopyThreads, 16, Base::kFirstCopyThread>;
   using ScoreProduct = WarpgroupProduct<Config::kElement, kBlockN>;
   /// Columns of values that a product takes: the assembler wants registers for all of them within
   /// the share that threads have before they claim more.
@@ -72,18 +74,22 @@ struct ForwardLatent : ForwardBase<Config> {
            number * kBarrierBytes;
   }
   FLASHTILE_DEVICE static uint32 keys_full(uint32 stage) { return barrier(stage); }
-  FLASHTILE_DEVICE static uint32 keys_free(uint32 stage) { return barrier(kStages + stage); }
-  FLASHTILE_DEVICE static uint32 weights_full() { return barrier(2 * kStages); }
-  FLASHTILE_DEVICE static uint32 weights_free() { return barrier(2 * kStages + 1); }
-  FLASHTILE_DEVICE static uint32 queries_full() { return barrier(2 * kStages + 2); }
+  /// Of the first or second half of its keys: what is used up first is copied first.
+  FLASHTILE_DEVICE static uint32 keys_free(uint32 stage, uint32 half) {
+    return barrier(kStages + 2 * stage + half);
+  }
+  FLASHTILE_DEVICE static uint32 weights_full() { return barrier(3 * kStages); }
+  FLASHTILE_DEVICE static uint32 weights_free() { return barrier(3 * kStages + 1); }
+  FLASHTILE_DEVICE static uint32 queries_full() { return barrier(3 * kStages + 2); }
   /// Not 0: the tile's result is out of range.
-  FLASHTILE_DEVICE static uint32 failed_flag() { return barrier(2 * kStages + 3); }
+  FLASHTILE_DEVICE static uint32 failed_flag() { return barrier(3 * kStages + 3); }
 
   /// By one thread; a barrier of the CTA follows.
   FLASHTILE_DEVICE static void init_barriers() {
     for (uint32 i = 0; i < kStages; ++i) {
       init_barrier(keys_full(i), Base::kCopyThreads);
-      init_barrier(keys_free(i), kSummingWarps);
+      init_barrier(keys_free(i, 0), kSummingWarps);
+      init_barrier(keys_free(i, 1), kSummingWarps);
     }
     init_barrier(queries_full(), Base::kCopyThreads);
     init_barrier(weights_full(), Config::kWarpsM);
@@ -154,18 +160,31 @@ struct ForwardLatent : ForwardBase<Config> {
     }
   }
 
-  /// By all threads.
-  FLASHTILE_DEVICE void load_keys(int n_block, uint32 tile) const {
+  /// Half of a block whose keys are all there, by all threads.
+  FLASHTILE_DEVICE void load_half(int n_block, uint32 tile, int half) const {
     const int64 element_stride = this->params.k.element_stride;
-    if constexpr (Config::kBoxRows == 0) {
-      this->template load_rows<KeyCopy>(state().keys, n_block, tile, 0, Config::kHeadDim,
-                                        element_stride);
+    const uint32 target = tile + static_cast<uint32>(half * kBlockN / 2 * 128);
+    const KeyRows<Config::kPaged>& keys = state().keys;
+    if constexpr (Base::kKeepsPages) {
+      const auto known = reinterpret_cast<int64>(keys.row(this->known_place));
+      const int first_step = half * kBlockN / 2 / Base::kRowsAtOnce;
+      HalfCopy::template copy<true>(target, Config::kHeadDim, element_stride, [&](int, int step) {
+        return reinterpret_cast<const char*>(
+            shuffle(known, lane_idx() / 8 * 8 + first_step + step));
+      });
     } else {
-      const int first_key = n_block * kBlockN;
-      KeyCopy::copy_range(tile, Config::kHeadDim, element_stride, blocks.key_begin - first_key,
-                          blocks.key_end - first_key,
-                          [&](int row) { return state().keys.row(first_key + row); });
+      const int first_key = n_block * kBlockN + half * kBlockN / 2;
+      HalfCopy::copy_strided(target, Config::kHeadDim, element_stride,
+                             keys.row(first_key + HalfCopy::first_row()), keys.row_stride);
     }
+  }
+
+  /// Any block, with zeros for keys that are not there.
+  FLASHTILE_DEVICE void load_keys(int n_block, uint32 tile) const {
+    const int first_key = n_block * kBlockN;
+    KeyCopy::copy_range(tile, Config::kHeadDim, this->params.k.element_stride,
+                        blocks.key_begin - first_key, blocks.key_end - first_key,
+                        [&](int row) { return state().keys.row(first_key + row); });
   }
 
   /// The copy engine takes whole blocks; others get zeros for what is not there.
@@ -184,16 +203,24 @@ struct ForwardLatent : ForwardBase<Config> {
       for (; blocks.holds(n_block); ++count) {
         const uint32 stage = count % kStages;
         const uint32 tile = stage_address(static_cast<int>(stage));
-        wait(keys_free(stage), (count / kStages + 1) % 2);
+        const uint32 parity = (count / kStages + 1) % 2;
+        const bool is_plain = attempt == 0 && blocks.is_whole(n_block);
+        wait(keys_free(stage, 0), parity);
+        if (Config::kBoxRows == 0 && is_plain) load_half(n_block, tile, 0);
+        wait(keys_free(stage, 1), parity);
         const int next = blocks.before(n_block);
-        if (Config::kBoxRows > 0 && attempt == 0 && blocks.is_whole(n_block)) {
+        if (Config::kBoxRows > 0 && is_plain) {
           if (is_first) {
             copy_boxes(map, boxes, tile, keys_full(stage));
           } else {
             arrive(keys_full(stage));
           }
         } else {
-          load_keys(n_block, tile);
+          if (is_plain) {
+            load_half(n_block, tile, 1);
+          } else {
+            load_keys(n_block, tile);
+          }
           this->find_pages(next);
           if (attempt == 1) {
             clear_values(n_block, tile);
@@ -344,6 +371,7 @@ struct ForwardLatent : ForwardBase<Config> {
     });
   }
 
+  /// Gives the stage's keys back.
   FLASHTILE_DEVICE void add_values(const HalfRows<1, kBlockN>& weights, uint32 stage) {
     const OperandAddress values = OperandAddress::of_columns(
         stage_address(static_cast<int>(stage)) +
@@ -361,9 +389,13 @@ struct ForwardLatent : ForwardBase<Config> {
         ValueProduct::template registers<1>(sums[part], a[0], a[1], a[2], a[3],
                                             (values + skipped).descriptor(), 1);
       }
+      if (step + 1 == kBlockN / 32) commit_products();
     }
     commit_products();
+    wait_for_products<1>();
+    arrive_as_warp(keys_free(stage, 0));
     wait_for_products<0>();
+    arrive_as_warp(keys_free(stage, 1));
     FLASHTILE_UNROLL
     for (int part = 0; part < Base::kOwnCols / kProductCols; ++part) pin(sums[part]);
   }
@@ -390,7 +422,6 @@ struct ForwardLatent : ForwardBase<Config> {
         if ((notice & kHasMoved) != 0) scale_sums();
         arrive_as_warp(weights_free());
         add_values(weights, stage);
-        arrive_as_warp(keys_free(stage));
       }
       sync_group(1, kThreads);
       for_each_row<1>(first_warp_row, [&](int, int half, int row) {

@@ -104,8 +104,8 @@ struct ForwardShape {
   }
   constexpr int flags_begin() const { return state_begin() + kStateBytes; }
   constexpr int barriers_begin() const { return flags_begin() + block_n * 4; }
-  /// Two for each stage, two for weights, one for queries, and the word of a tile that has failed.
-  constexpr int barrier_bytes() const { return values_in_keys ? (2 * num_stages + 4) * 8 : 0; }
+  /// Three for each stage, two for weights, one for queries, the word of a tile that has failed.
+  constexpr int barrier_bytes() const { return values_in_keys ? (3 * num_stages + 4) * 8 : 0; }
   constexpr int shared_bytes() const { return barriers_begin() + barrier_bytes(); }
 
   static constexpr int kStateBytes = 384;
