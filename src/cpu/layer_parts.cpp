@@ -4,6 +4,7 @@
 // a task is some of them in order, for all columns, so that memory is read as it lies. Gradients of
 // parameters are summed by task, and then over tasks in their order.
 #include <algorithm>
+#include <numeric>
 
 #include "core/executor.hpp"
 #include "core/workspace.hpp"
@@ -15,6 +16,8 @@ namespace {
 /// Rows and columns of a chunk; a head whose elements mix is not cut.
 constexpr int64_t kLayerPartRows = 32;
 constexpr int64_t kLayerPartColumns = 128;
+/// Lanes of the longest vectors.
+constexpr int64_t kMostLanes = 16;
 /// Tasks at most; each of a backward's has sums of its own.
 constexpr int64_t kMaxFwdTasks = 64;
 constexpr int64_t kMaxBwdTasks = 16;
@@ -42,6 +45,17 @@ FeatureMap feature_map_of(std::string_view name) {
   return name == "softmax" ? FeatureMap::kSoftmax : FeatureMap::kElu;
 }
 
+/// Rows that are taken as one where a row has few columns: whole vectors where there is room. It
+/// does not depend on strides, for gradients of parameters are summed in its order.
+int64_t rows_taken_as_one(LinearFamily part, int64_t num_columns, int64_t num_rows) {
+  const bool is_elementwise =
+      part == LinearFamily::kLogDecayGate || part == LinearFamily::kFeatureMap;
+  if (!is_elementwise || num_columns < 1 || 2 * num_columns > kLayerPartColumns) return 1;
+  const int64_t most = kLayerPartColumns / num_columns;
+  const int64_t step = kMostLanes / std::gcd(kMostLanes, num_columns);
+  return std::clamp<int64_t>(num_rows, 1, most < step ? most : most / step * step);
+}
+
 LayerPartOptions layer_part_options(const LinearProblem& problem, const LinearArgs& args) {
   LayerPartOptions options{};
   options.num_past = problem.num_past;
@@ -64,6 +78,7 @@ struct PartSizes {
   LinearFamily part;
   int64_t head_dim, num_columns;
   int64_t ld;  ///< of scratch and states
+  int64_t rows_in_one;
   int64_t num_parameters, parameter_ld;
   bool has_sums;
 
@@ -71,13 +86,15 @@ struct PartSizes {
       : part(problem.op->family),
         head_dim(problem.head_dim),
         num_columns(problem.num_state_heads * problem.head_dim),
-        ld(ceil_div(std::max(kLayerPartColumns, head_dim), kRoom) * kRoom) {
+        ld(ceil_div(std::max(kLayerPartColumns, head_dim), kRoom) * kRoom),
+        rows_in_one(rows_taken_as_one(part, num_columns, problem.num_rows)) {
     const bool is_norm = part == LinearFamily::kGatedNorm;
     num_parameters = part == LinearFamily::kShortConv      ? problem.num_past + 2
                      : part == LinearFamily::kLogDecayGate ? 2
                      : is_norm                             ? 1
                                                            : 0;
-    parameter_ld = ceil_div((is_norm ? head_dim : num_columns) + kRoom, kRoom) * kRoom;
+    const int64_t numbers = is_norm ? head_dim : rows_in_one * num_columns;
+    parameter_ld = ceil_div(numbers + kRoom, kRoom) * kRoom;
     has_sums = problem.pass == LinearPass::kBackward;
   }
   int64_t parameter_numbers() const { return num_parameters * parameter_ld; }
@@ -109,10 +126,12 @@ struct PartMemory {
   }
 };
 
+/// `in_one` rows at a time, `count` times.
 struct RowBlock {
   LinearSequence sequence;
   int64_t begin;
   int64_t count;
+  int64_t in_one;
 };
 
 /// Columns [first, first + count) of a head; of all heads side by side where they are taken so.
@@ -146,9 +165,10 @@ class LayerPartLaunch {
         kernels_(layer_part_kernels(isa, sizes_.part)),
         options_(layer_part_options(problem, args)),
         shared_(shared_of(sizes_, plan, memory)),
-        heads_are_rows_(have_heads_as_rows()) {
-    list_rows();
+        heads_are_rows_(have_heads_as_rows()),
+        rows_in_one_(heads_are_rows_ || mixes_elements() ? 1 : sizes_.rows_in_one) {
     list_columns();
+    list_rows();
     load_parameters();
   }
 
@@ -170,9 +190,12 @@ class LayerPartLaunch {
       const int64_t length =
           std::max<int64_t>(sequence.length, problem_.op->states.empty() ? 0 : 1);
       const int64_t heads = heads_are_rows_ ? problem_.num_state_heads : 1;
-      for (int64_t begin = 0; begin < length * heads; begin += kLayerPartRows) {
-        rows_.push_back(
-            {sequence, begin, std::min(kLayerPartRows, sequence.length * heads - begin)});
+      const int64_t end = sequence.length * heads;
+      for (int64_t begin = 0; begin < length * heads;) {
+        const int64_t in_one = std::clamp<int64_t>(end - begin, 1, rows_in_one_);
+        const int64_t count = std::min(kLayerPartRows, (end - begin) / in_one);
+        rows_.push_back({sequence, begin, count, in_one});
+        begin += std::max<int64_t>(count, 1) * in_one;
       }
     }
   }
@@ -213,7 +236,8 @@ class LayerPartLaunch {
 
   void list_columns() {
     if (heads_are_rows_) {
-      columns_.push_back({0, 0, sizes_.head_dim});
+      dim_ = sizes_.head_dim;
+      columns_.push_back({0, 0, dim_});
       return;
     }
     bool is_one = !mixes_elements();
@@ -221,12 +245,25 @@ class LayerPartLaunch {
          {&args_.inputs.v, &args_.out, &args_.dout, &args_.gradients.v}) {
       is_one = is_one && is_one_row(*tensor);
     }
-    const int64_t dim = is_one ? sizes_.num_columns : sizes_.head_dim;
-    const int64_t step = mixes_elements() ? std::max<int64_t>(dim, 1) : kLayerPartColumns;
+    dim_ = is_one ? sizes_.num_columns : sizes_.head_dim;
+    const int64_t step = mixes_elements() ? std::max<int64_t>(dim_, 1) : kLayerPartColumns;
     for (int64_t head = 0; head < (is_one ? 1 : problem_.num_state_heads); ++head) {
-      for (int64_t first = 0; first < dim; first += step) {
-        columns_.push_back({head, first, std::min(step, dim - first)});
+      for (int64_t first = 0; first < dim_; first += step) {
+        columns_.push_back({head, first, std::min(step, dim_ - first)});
       }
+    }
+  }
+
+  /// Where the parameter of column n is for row `row` of those that are taken as one: columns that
+  /// lie side by side do so for each row.
+  int64_t parameter_index(int64_t n, int64_t row) const {
+    return (n / dim_ * rows_in_one_ + row) * dim_ + n % dim_;
+  }
+  /// Brings a row of parameters, one for each column, to their places for all rows.
+  void spread_parameters(float* row) const {
+    for (int64_t n = sizes_.num_columns - 1; rows_in_one_ > 1 && n >= 0; --n) {
+      const float value = row[n];
+      for (int64_t r = 0; r < rows_in_one_; ++r) row[parameter_index(n, r)] = value;
     }
   }
 
@@ -262,6 +299,8 @@ class LayerPartLaunch {
                        ? static_cast<float>(std::exp(load_parameter(in.A_log, n / sizes_.head_dim)))
                        : 1.0f;
       }
+      spread_parameters(rows);
+      spread_parameters(rates);
     }
   }
 
@@ -302,7 +341,8 @@ class LayerPartLaunch {
     LayerPartChunk chunk{};
     chunk.options = &options_;
     chunk.rows = block.count;
-    chunk.columns = columns.count;
+    chunk.columns = columns.count * block.in_one;
+    chunk.rows_in_one = block.in_one;
     chunk.max_rows = kLayerPartRows;
     chunk.ld = sizes_.ld;
     chunk.x = rows(args_.inputs.v, block, columns);
@@ -311,9 +351,10 @@ class LayerPartLaunch {
     chunk.dout = rows(args_.dout, block, columns);
     chunk.dx = rows(args_.gradients.v, block, columns);
     chunk.dz = rows(args_.gradients.z, block, columns);
-    const int64_t parameter = sizes_.part == LinearFamily::kGatedNorm
-                                  ? 0
-                                  : columns.head * sizes_.head_dim + columns.first;
+    const int64_t parameter =
+        sizes_.part == LinearFamily::kGatedNorm
+            ? 0
+            : parameter_index(columns.head * sizes_.head_dim, 0) + columns.first;
     chunk.parameters = shared_.parameters + parameter;
     chunk.parameter_ld = sizes_.parameter_ld;
     if (sums != nullptr) chunk.dparameters = sums + parameter;
@@ -387,7 +428,9 @@ class LayerPartLaunch {
   double sum_of(int64_t row, int64_t n) const {
     double sum = 0;
     for (int64_t task = 0; task < plan_.num_tasks; ++task) {
-      sum += shared_.sums[task * sizes_.parameter_numbers() + row * sizes_.parameter_ld + n];
+      const double* sums =
+          shared_.sums + task * sizes_.parameter_numbers() + row * sizes_.parameter_ld;
+      for (int64_t r = 0; r < rows_in_one_; ++r) sum += sums[parameter_index(n, r)];
     }
     return sum;
   }
@@ -429,6 +472,8 @@ class LayerPartLaunch {
   LayerPartOptions options_;
   PartShared shared_;
   bool heads_are_rows_;
+  int64_t rows_in_one_;
+  int64_t dim_ = 0;  ///< columns that lie side by side: of a head, or of all
   KeptList<RowBlock> rows_;
   KeptList<ColumnBlock> columns_;
 };
@@ -440,8 +485,9 @@ LinearPlan plan_layer_part(const IsaEntry& isa, const LinearProblem& problem) {
   LinearPlan plan;
   plan.implementation = isa_name(isa.isa);
   plan.chunk_size = kLayerPartRows;
-  plan.num_tasks = std::clamp<int64_t>(ceil_div(problem.num_rows, kLayerPartRows), 1,
-                                       sizes.has_sums ? kMaxBwdTasks : kMaxFwdTasks);
+  plan.num_tasks =
+      std::clamp<int64_t>(ceil_div(problem.num_rows, kLayerPartRows * sizes.rows_in_one), 1,
+                          sizes.has_sums ? kMaxBwdTasks : kMaxFwdTasks);
   WorkspaceCursor shared;
   PartShared(sizes, plan.num_tasks, shared);
   plan.bytes = shared.used();

@@ -55,6 +55,7 @@ constexpr const char* kProblems[] = {
     "short_conv_bwd:b1:c600:t400:past3:silu:initial_state:dfinal_state",
     "gated_norm_bwd:b1:hq4:t400:d150:z:weight",
     "log_decay_gate_bwd:b1:hq40:t300:d20:bias:A_log",
+    "log_decay_gate_bwd:b2:hq8:t20000:d1:bias:A_log",
 };
 
 /// Runs tasks on threads that start and end with each call.

@@ -48,6 +48,19 @@ TEST(LinearLayout, AnyStridesGiveTheSameBits) {
   });
 }
 
+// Short rows are taken together, and their parameters' gradients summed in one order.
+TEST(LinearLayout, AnyStridesOfShortRowsGiveTheSameBits) {
+  for (const char* sizes : {"hq1:d1", "hq3:d1", "hq8:d1", "hq4:d3", "hq3:d5", "hq17:d1"}) {
+    SCOPED_TRACE(sizes);
+    for (const char* rows : {":b2:t301", ":cu_seqlens={0,40,40,301}:bf16"}) {
+      const std::string problem = std::string(sizes) + rows;
+      expect_same_by_strides("log_decay_gate_fwd:" + problem + ":bias:A_log");
+      expect_same_by_strides("log_decay_gate_bwd:" + problem + ":bias:A_log");
+      expect_same_by_strides("feature_map_bwd:" + problem);
+    }
+  }
+}
+
 // Rows of whole vectors may be read and written where they lie.
 TEST(LinearLayout, AnyStridesOfWholeVectorsGiveTheSameBits) {
   for (const char* text :

@@ -22,11 +22,13 @@ struct LayerPartOptions {
   float eps;
 };
 
-/// Some rows of some columns: any of them where elements do not mix, else those of one head.
+/// Some rows of some columns: any of them where elements do not mix, else those of one head. A row
+/// may be several ones of the tensors, side by side: these have columns / rows_in_one elements.
 struct LayerPartChunk {
   const LayerPartOptions* options;
   int64_t rows;
   int64_t columns;
+  int64_t rows_in_one;
   int64_t max_rows;  ///< that the scratch was made for, rows of `ld` floats
   int64_t ld;
   ChunkRows x, z, out;

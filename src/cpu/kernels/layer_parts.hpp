@@ -26,16 +26,24 @@ inline int64_t row_part_scratch_bytes(int64_t max_rows, int64_t ld, int64_t) {
   return scratch.used;
 }
 
-/// The rows of a tensor as floats; columns up to ld become 0.
-inline float* take_part_rows(const LayerPartChunk& c, const ChunkRows& source, PartBlocks& blocks) {
-  float* rows = blocks.take();
-  if (source.data != nullptr) pack_chunk_rows(source, c.rows, c.columns, 1.0f, rows, c.ld);
-  return rows;
-}
+/// Rows of a tensor that a chunk takes: its own, or those that one of its rows is made of.
+struct PartRows {
+  ChunkRows rows;
+  bool are_apart;  ///< those of a row do not lie side by side
 
-inline void store_part_rows(const LayerPartChunk& c, const float* from, const ChunkRows& target) {
-  store_chunk_rows(from, c.ld, c.rows, c.columns, target);
-}
+  PartRows(const LayerPartChunk& c, const ChunkRows& tensor) : rows(tensor), are_apart(false) {
+    if (c.rows_in_one == 1) return;
+    const int64_t size = tensor.dtype == DType::kF32 ? 4 : 2;
+    are_apart = rows.row_stride * c.rows_in_one != c.columns * rows.stride * size;
+    if (!are_apart) rows.row_stride *= c.rows_in_one;
+  }
+  /// Those of row t, where they lie apart.
+  ChunkRows of_row(const LayerPartChunk& c, int64_t t) const {
+    ChunkRows parts = rows;
+    parts.data += t * c.rows_in_one * rows.row_stride;
+    return parts;
+  }
+};
 
 /// Rows of a tensor where they lie, if they are floats side by side, or a block for them.
 struct PlacedRows {
@@ -43,12 +51,15 @@ struct PlacedRows {
   int64_t ld;
   bool is_block;
 
-  PlacedRows(const LayerPartChunk& c, const ChunkRows& rows, PartBlocks& blocks)
-      : data(reinterpret_cast<float*>(rows.data)), ld(rows.row_stride / 4), is_block(false) {
+  PlacedRows(const LayerPartChunk& c, const ChunkRows& tensor, PartBlocks& blocks)
+      : is_block(false) {
+    const PartRows at(c, tensor);
+    data = reinterpret_cast<float*>(at.rows.data);
+    ld = at.rows.row_stride / 4;
     // A softmax goes over its rows more than once, and may not find its inputs overwritten.
     const bool is_softmax = c.options->map == FeatureMap::kSoftmax;
-    const bool is_there = rows.data != nullptr && rows.dtype == DType::kF32 && rows.stride == 1;
-    if (is_there && !is_softmax && c.columns % kLanes == 0) return;
+    const bool is_there = data != nullptr && tensor.dtype == DType::kF32 && tensor.stride == 1;
+    if (is_there && !at.are_apart && !is_softmax && c.columns % kLanes == 0) return;
     data = blocks.take();
     ld = c.ld;
     is_block = true;
@@ -56,16 +67,31 @@ struct PlacedRows {
   float* row(int64_t t) const { return data + t * ld; }
 };
 
+/// Columns of a block up to its ld become 0.
 inline PlacedRows read_rows(const LayerPartChunk& c, const ChunkRows& source, PartBlocks& blocks) {
-  const PlacedRows rows(c, source, blocks);
-  if (rows.is_block && source.data != nullptr) {
-    pack_chunk_rows(source, c.rows, c.columns, 1.0f, rows.data, rows.ld);
+  const PlacedRows to(c, source, blocks);
+  if (!to.is_block || source.data == nullptr) return to;
+  const PartRows from(c, source);
+  if (!from.are_apart) {
+    pack_chunk_rows(from.rows, c.rows, c.columns, 1.0f, to.data, to.ld);
+    return to;
   }
-  return rows;
+  const int64_t dim = c.columns / c.rows_in_one;
+  fill_row(to.data, c.rows * to.ld, 0);
+  for (int64_t t = 0; t < c.rows; ++t) {
+    pack_chunk_rows(from.of_row(c, t), c.rows_in_one, dim, 1.0f, to.row(t), dim);
+  }
+  return to;
 }
 
-inline void write_rows(const LayerPartChunk& c, const PlacedRows& rows, const ChunkRows& target) {
-  if (rows.is_block) store_part_rows(c, rows.data, target);
+inline void write_rows(const LayerPartChunk& c, const PlacedRows& from, const ChunkRows& target) {
+  if (!from.is_block || target.data == nullptr) return;
+  const PartRows to(c, target);
+  if (!to.are_apart) return store_chunk_rows(from.data, from.ld, c.rows, c.columns, to.rows);
+  const int64_t dim = c.columns / c.rows_in_one;
+  for (int64_t t = 0; t < c.rows; ++t) {
+    store_chunk_rows(from.row(t), dim, c.rows_in_one, dim, to.of_row(c, t));
+  }
 }
 
 /// Adds the sums of columns [j, j + kLanes) to a row of the parameters' gradients.
@@ -98,44 +124,47 @@ struct LogDecayGate {
   }
 };
 
-/// Calls visit(index of the elements in a block, their gate) for columns [j, j + kLanes) of all
-/// rows.
+/// Calls visit(row, their gate) for columns [j, j + kLanes) of all rows.
 template <class Visit>
-FLASHTILE_INLINE void for_each_gate(const LayerPartChunk& c, const float* x, int64_t j,
+FLASHTILE_INLINE void for_each_gate(const LayerPartChunk& c, const PlacedRows& x, int64_t j,
                                     const Visit& visit) {
   const Vf bias = load(c.parameters + j);
   const Vf rate = load(c.parameters + c.parameter_ld + j);
-  for (int64_t n = j; n < c.rows * c.ld; n += c.ld) {
-    visit(n, LogDecayGate(*c.options, load(x + n) + bias, rate));
+  for (int64_t t = 0; t < c.rows; ++t) {
+    visit(t, LogDecayGate(*c.options, load(x.row(t) + j) + bias, rate));
   }
 }
 
 inline void log_decay_gate_fwd_chunk(const LayerPartChunk& c) {
   PartBlocks blocks(c, c.max_rows);
-  float* x = take_part_rows(c, c.x, blocks);
+  const PlacedRows x = read_rows(c, c.x, blocks);
+  const PlacedRows out(c, c.out, blocks);
   for (int64_t j = 0; j < c.columns; j += kLanes) {
-    for_each_gate(c, x, j, [&](int64_t n, const LogDecayGate& gate) { store(x + n, gate.value); });
+    for_each_gate(c, x, j,
+                  [&](int64_t t, const LogDecayGate& gate) { store(out.row(t) + j, gate.value); });
   }
-  store_part_rows(c, x, c.out);
+  write_rows(c, out, c.out);
 }
 
 inline void log_decay_gate_bwd_chunk(const LayerPartChunk& c) {
   PartBlocks blocks(c, c.max_rows);
-  float* x = take_part_rows(c, c.x, blocks);
-  const float* dout = take_part_rows(c, c.dout, blocks);
+  const PlacedRows x = read_rows(c, c.x, blocks);
+  const PlacedRows dout = read_rows(c, c.dout, blocks);
+  const PlacedRows dx(c, c.dx, blocks);
   for (int64_t j = 0; j < c.columns; j += kLanes) {
     Vf dbias = zero();
     Vf dA_log = zero();
-    for_each_gate(c, x, j, [&](int64_t n, const LogDecayGate& gate) {
-      const Vf dx = load(dout + n) * gate.slope;
-      store(x + n, dx);
-      dbias = dbias + dx;
-      dA_log = fma(load(dout + n), gate.slope_of_A_log, dA_log);
+    for_each_gate(c, x, j, [&](int64_t t, const LogDecayGate& gate) {
+      const Vf gradient = load(dout.row(t) + j);
+      const Vf dx_of_row = gradient * gate.slope;
+      store(dx.row(t) + j, dx_of_row);
+      dbias = dbias + dx_of_row;
+      dA_log = fma(gradient, gate.slope_of_A_log, dA_log);
     });
     add_part_sums(c, 0, j, dbias);
     add_part_sums(c, 1, j, dA_log);
   }
-  store_part_rows(c, x, c.dx);
+  write_rows(c, dx, c.dx);
 }
 
 // ---- gated_norm ----

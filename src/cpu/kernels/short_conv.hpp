@@ -70,7 +70,7 @@ struct ShortConv {
         store(out + t * c.ld + j, y);
       }
     }
-    store_part_rows(c, out, c.out);
+    store_chunk_rows(out, c.ld, c.rows, c.columns, c.out);
     if (c.final_past != nullptr) copy_part_rows(c, x + c.rows * c.ld, num_past, c.final_past);
   }
 
@@ -130,7 +130,7 @@ struct ShortConv {
         store(dx + (t - first) * c.ld + j, total);
       }
     }
-    store_part_rows(c, dx - first * c.ld, c.dx);
+    store_chunk_rows(dx - first * c.ld, c.ld, c.rows, c.columns, c.dx);
     if (c.is_first) copy_part_rows(c, dx, num_past, c.dpast);
   }
 };
