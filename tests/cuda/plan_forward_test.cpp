@@ -255,6 +255,8 @@ TEST(ForwardPlan, ShapesFollowWhatWasMeasured) {
   EXPECT_TRUE(holds(at_64 + "sq512:causal", "sm_90a", "kMinCtas = 5;"));
   EXPECT_TRUE(holds(at_64 + "sq512:causal", "sm_89", "kMinCtas = 2;"));
   EXPECT_TRUE(holds(at_64 + "sq2048:causal", "sm_90a", "kBlockN = 128;"));
+  EXPECT_TRUE(holds(at_64 + "sq4096:causal:window_left=1024", "sm_90a", "kMinCtas = 5;"));
+  EXPECT_TRUE(holds(at_64 + "sq4096:causal:window_left=2048", "sm_90a", "kBlockN = 128;"));
   // Options take the plain shape where registers suffice.
   EXPECT_TRUE(holds(at_64 + "sq4096:alibi_slopes[hq]", "sm_90a", "kBlockN = 128;"));
   EXPECT_TRUE(holds(at_64 + "sq4096:mask='k_idx % 2 == 0'", "sm_90a", "kBlockN = 128;"));

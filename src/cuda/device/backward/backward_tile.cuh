@@ -259,7 +259,8 @@ struct BackwardTile {
   /// Text of the user's takes long to compile: it is there once.
   static constexpr bool kIsLong = Config::kHasBlockMap || Config::Expressions::kHasScore;
   /// So does that of options where slices are many: it is there once for blocks of either kind.
-  static constexpr bool kHasOptions = Config::kHasScoreOptions || Config::kHasDropout;
+  static constexpr bool kHasOptions = kNumSlices > 1 &&
+                                      (Config::kHasScoreOptions || Config::kHasDropout);
 
   /// From products to weights and their gradients.
   FLASHTILE_DEVICE void process_scores(const Step& step, int stage) {
