@@ -41,8 +41,10 @@ TEST(KeptList, MayEndOnAnotherThreadOrAfterIt) {
   std::thread([&] { made.assign(1000, 1); }).join();
   std::thread([&] { KeptList<int64_t>().swap(made); }).join();
   EXPECT_TRUE(made.empty());
-  static thread_local KeptList<int64_t> until_the_end;  // made before the thread's memory is
-  std::thread([] { until_the_end.assign(1000, 1); }).join();
+  std::thread([] {
+    static thread_local KeptList<int64_t> until_the_end;  // made before the thread's memory is
+    until_the_end.assign(1000, 1);
+  }).join();
 }
 
 }  // namespace
