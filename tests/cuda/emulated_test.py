@@ -169,8 +169,8 @@ def build_emulator(folder):
     subprocess.run([ROOT / "tests" / "cuda" / "emulator" / "build.sh", folder], check=True)
 
 
-def check(folder, nvrtc, arch, arguments, seed=0, **variables):
-    return subprocess.run([CLI, "check", "--device", "cuda", *arguments], capture_output=True,
+def check(folder, nvrtc, arch, arguments, seed=0, device="cuda", **variables):
+    return subprocess.run([CLI, "check", "--device", device, *arguments], capture_output=True,
                           text=True, env=environment(folder, nvrtc, arch, seed) | variables,
                           cwd=ROOT)
 
@@ -233,6 +233,13 @@ class EmulatedTest(unittest.TestCase):
         result = subprocess.run([CLI, "attend", path, "--device", "cuda", "--check", *options],
                                 capture_output=True, text=True,
                                 env=environment(self.folder, self.nvrtc, "80"))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_a_second_device(self):
+        # Of two, each with a context, handles and memory that the other may not use.
+        problems = PROBLEMS["80"][:2] + PROBLEMS["80"][9:10]
+        result = check(self.folder, self.nvrtc, "80", problems, device="cuda:1",
+                       FLASHTILE_EMULATOR_DEVICES="2")
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
     def test_scales_of_pages_may_lie_far_apart(self):

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libcuda.so.1 of the emulated GPU: one device whose memory is the host's. What the library does
-// not use is not here; everything happens at once and in order.
+// libcuda.so.1 of the emulated GPU: a device whose memory is the host's, or as many as the variable
+// FLASHTILE_EMULATOR_DEVICES says, each with a context of its own. Handles belong to the context
+// that was current, and kernels find no memory but that of their device. What the library does not
+// use is not here; everything happens at once and in order.
 #include <dlfcn.h>
 #include <elf.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "cuda/runtime/driver_api.hpp"
 #include "machine.hpp"
@@ -20,13 +24,22 @@
 using namespace flashtile::cuda::driver;
 
 namespace flashtile::cuda::driver {
+struct ContextTag {
+  int device;
+};
 struct ModuleTag {
   void* library;
+  int device;
 };
 struct FunctionTag {
   void (*entry)(void**);
+  int device;
+};
+struct StreamTag {
+  int device;
 };
 struct EventTag {
+  int device;
   std::chrono::steady_clock::time_point time;
 };
 }  // namespace flashtile::cuda::driver
@@ -34,16 +47,33 @@ struct EventTag {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr Result kNoDevice = 101;
 constexpr Result kNoContext = 201;
+constexpr Result kInvalidHandle = 400;
 constexpr char kTrailer[] = "emulated";
 
-int context_tag;
-ContextHandle the_context() { return reinterpret_cast<ContextHandle>(&context_tag); }
-int context_depth = 0;
+constexpr int kMaxDevices = 8;
+ContextTag contexts[kMaxDevices] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+thread_local std::vector<ContextHandle> current_contexts;
+
+int num_devices() {
+  const char* text = std::getenv("FLASHTILE_EMULATOR_DEVICES");
+  return text == nullptr ? 1 : std::clamp(std::atoi(text), 1, kMaxDevices);
+}
+bool has_context() { return !current_contexts.empty(); }
+int current_device() { return current_contexts.back()->device; }
+/// The default streams, which are no objects, are those of the current context.
+bool is_default(StreamHandle stream) {
+  return reinterpret_cast<uintptr_t>(stream) <= kLastSpecialStream;
+}
+bool is_of_current(StreamHandle stream) {
+  return has_context() && (is_default(stream) || stream->device == current_device());
+}
 
 struct Allocation {
   void* base;
   size_t size;
+  int device;
 };
 std::map<Address, Allocation>& allocations() {
   static auto* const map = new std::map<Address, Allocation>();
@@ -74,6 +104,30 @@ size_t elf_bytes(const char* image) {
   return end;
 }
 
+/// While this lives, nobody touches memory of other devices.
+class OwnMemoryOnly {
+ public:
+  OwnMemoryOnly() { protect(PROT_NONE); }
+  ~OwnMemoryOnly() { protect(PROT_READ | PROT_WRITE); }
+
+ private:
+  static void protect(int access) {
+    if (num_devices() == 1) return;
+    for (const auto& [address, memory] : allocations()) {
+      if (memory.device != current_device()) mprotect(memory.base, memory.size - kPage, access);
+    }
+  }
+};
+
+Result run(FunctionHandle function, StreamHandle stream, void** arguments, unsigned int grid,
+           unsigned int block, unsigned int shared_bytes, int cluster_size) {
+  if (!is_of_current(stream) || function->device != current_device()) return kInvalidHandle;
+  const OwnMemoryOnly own_memory;
+  emulator::run_grid(function->entry, arguments, grid, static_cast<int>(block), shared_bytes,
+                     cluster_size);
+  return kSuccess;
+}
+
 }  // namespace
 
 extern "C" {
@@ -84,8 +138,10 @@ Result cuGetExportTable(const void**, const void*) { return kNotFound; }
 Result cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
 Result cuGetErrorName(Result, const char** text) { return *text = "EMULATED_ERROR", kSuccess; }
 Result cuGetErrorString(Result, const char** text) { return *text = "of the emulator", kSuccess; }
-Result cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
-Result cuDeviceGet(DeviceHandle* device, int) { return *device = 0, kSuccess; }
+Result cuDeviceGetCount(int* count) { return *count = num_devices(), kSuccess; }
+Result cuDeviceGet(DeviceHandle* device, int index) {
+  return index < num_devices() ? (*device = index, kSuccess) : kNoDevice;
+}
 Result cuDeviceGetName(char* name, int bytes, DeviceHandle) {
   std::snprintf(name, static_cast<size_t>(bytes), "emulated sm_%d", arch_number());
   return kSuccess;
@@ -121,21 +177,25 @@ Result cuDeviceGetAttribute(int* value, int attribute, DeviceHandle) {
   return kSuccess;
 }
 Result cuDeviceTotalMem_v2(size_t* bytes, DeviceHandle) { return *bytes = 1u << 30, kSuccess; }
-Result cuDevicePrimaryCtxRetain(ContextHandle* context, DeviceHandle) {
-  return *context = the_context(), kSuccess;
+Result cuDevicePrimaryCtxRetain(ContextHandle* context, DeviceHandle device) {
+  return *context = &contexts[device], kSuccess;
 }
 Result cuCtxGetCurrent(ContextHandle* context) {
-  return *context = context_depth > 0 ? the_context() : nullptr, kSuccess;
+  return *context = has_context() ? current_contexts.back() : nullptr, kSuccess;
 }
 Result cuCtxGetDevice(DeviceHandle* device) {
-  return context_depth > 0 ? (*device = 0, kSuccess) : kNoContext;
+  return has_context() ? (*device = current_device(), kSuccess) : kNoContext;
 }
-Result cuCtxPushCurrent_v2(ContextHandle) { return ++context_depth, kSuccess; }
+Result cuCtxPushCurrent_v2(ContextHandle context) {
+  return current_contexts.push_back(context), kSuccess;
+}
 Result cuCtxPopCurrent_v2(ContextHandle* context) {
-  return *context = the_context(), --context_depth, kSuccess;
+  if (!has_context()) return kNoContext;
+  return *context = current_contexts.back(), current_contexts.pop_back(), kSuccess;
 }
 
 Result cuModuleLoadData(ModuleHandle* module, const void* image) {
+  if (!has_context()) return kNoContext;
   const char* bytes = static_cast<const char*>(image);
   const char* trailer = bytes + elf_bytes(bytes);
   if (std::memcmp(trailer, kTrailer, 8) != 0) return kNoBinaryForGpu;
@@ -149,14 +209,14 @@ Result cuModuleLoadData(ModuleHandle* module, const void* image) {
   if (library == nullptr) std::fprintf(stderr, "emulated GPU: %s\n", dlerror());
   unlink(path);
   if (library == nullptr) return kNoBinaryForGpu;
-  *module = new flashtile::cuda::driver::ModuleTag{library};
+  *module = new flashtile::cuda::driver::ModuleTag{library, current_device()};
   return kSuccess;
 }
 Result cuModuleUnload(ModuleHandle) { return kSuccess; }
 Result cuModuleGetFunction(FunctionHandle* function, ModuleHandle module, const char*) {
   auto* entry = reinterpret_cast<void (*)(void**)>(dlsym(module->library, "emulated_entry"));
   if (entry == nullptr) return kNotFound;
-  *function = new FunctionTag{entry};
+  *function = new FunctionTag{entry, module->device};
   return kSuccess;
 }
 Result cuFuncGetAttribute(int* value, int, FunctionHandle) { return *value = 0, kSuccess; }
@@ -165,11 +225,9 @@ Result cuFuncLoad(FunctionHandle) { return kSuccess; }
 
 Result cuLaunchKernel(FunctionHandle function, unsigned int grid_x, unsigned int grid_y,
                       unsigned int grid_z, unsigned int block_x, unsigned int, unsigned int,
-                      unsigned int shared_bytes, StreamHandle, void** arguments, void**) {
+                      unsigned int shared_bytes, StreamHandle stream, void** arguments, void**) {
   if (grid_y != 1 || grid_z != 1) return kNotFound;
-  emulator::run_grid(function->entry, arguments, grid_x, static_cast<int>(block_x), shared_bytes,
-                     1);
-  return kSuccess;
+  return run(function, stream, arguments, grid_x, block_x, shared_bytes, 1);
 }
 Result cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle function, void** arguments,
                         void**) {
@@ -181,21 +239,21 @@ Result cuLaunchKernelEx(const LaunchConfig* config, FunctionHandle function, voi
       cluster_size = static_cast<int>(attribute.value.cluster.x);
     }
   }
-  emulator::run_grid(function->entry, arguments, config->grid_x, static_cast<int>(config->block_x),
-                     config->shared_bytes, cluster_size);
-  return kSuccess;
+  return run(function, config->stream, arguments, config->grid_x, config->block_x,
+             config->shared_bytes, cluster_size);
 }
 Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, FunctionHandle, int, size_t) {
   return *count = 1, kSuccess;
 }
 Result cuThreadExchangeStreamCaptureMode(int*) { return kSuccess; }
 Result cuStreamCreate(StreamHandle* stream, unsigned int) {
-  return *stream = reinterpret_cast<StreamHandle>(new char[16]), kSuccess;
+  return has_context() ? (*stream = new StreamTag{current_device()}, kSuccess) : kNoContext;
 }
-Result cuStreamDestroy_v2(StreamHandle) { return kSuccess; }
+Result cuStreamDestroy_v2(StreamHandle stream) { return delete stream, kSuccess; }
 Result cuStreamSynchronize(StreamHandle) { return kSuccess; }
-Result cuStreamGetCtx(StreamHandle, ContextHandle* context) {
-  return *context = the_context(), kSuccess;
+Result cuStreamGetCtx(StreamHandle stream, ContextHandle* context) {
+  if (!is_default(stream)) return *context = &contexts[stream->device], kSuccess;
+  return has_context() ? (*context = current_contexts.back(), kSuccess) : kNoContext;
 }
 Result cuStreamIsCapturing(StreamHandle, int* status) { return *status = 0, kSuccess; }
 Result cuStreamBeginCapture_v2(StreamHandle, int) { return kNotFound; }
@@ -204,8 +262,11 @@ Result cuStreamWaitEvent(StreamHandle, EventHandle, unsigned int) { return kSucc
 Result cuGraphLaunch(GraphExecHandle, StreamHandle) { return kNotFound; }
 Result cuGraphDestroy(GraphHandle) { return kSuccess; }
 Result cuGraphExecDestroy(GraphExecHandle) { return kSuccess; }
-Result cuEventCreate(EventHandle* event, unsigned int) { return *event = new EventTag{}, kSuccess; }
-Result cuEventRecord(EventHandle event, StreamHandle) {
+Result cuEventCreate(EventHandle* event, unsigned int) {
+  return has_context() ? (*event = new EventTag{current_device(), {}}, kSuccess) : kNoContext;
+}
+Result cuEventRecord(EventHandle event, StreamHandle stream) {
+  if (!is_of_current(stream) || event->device != current_device()) return kInvalidHandle;
   return event->time = std::chrono::steady_clock::now(), kSuccess;
 }
 Result cuEventSynchronize(EventHandle) { return kSuccess; }
@@ -217,6 +278,7 @@ Result cuEventDestroy_v2(EventHandle event) { return delete event, kSuccess; }
 
 /// Memory that ends (rounded up to 16 bytes) at a page nobody may touch.
 Result cuMemAlloc_v2(Address* address, size_t bytes) {
+  if (!has_context()) return kNoContext;
   const size_t whole = (bytes + kPage - 1) / kPage * kPage;
   void* base =
       mmap(nullptr, whole + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -225,7 +287,7 @@ Result cuMemAlloc_v2(Address* address, size_t bytes) {
   const size_t rounded = (bytes + 15) / 16 * 16;
   *address = reinterpret_cast<Address>(base) + whole - rounded;
   std::memset(reinterpret_cast<void*>(*address), 0xff, bytes);
-  allocations()[*address] = {base, whole + kPage};
+  allocations()[*address] = {base, whole + kPage, current_device()};
   return kSuccess;
 }
 Result cuMemFree_v2(Address address) {
@@ -255,7 +317,7 @@ Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, StreamHand
 Result cuTensorMapEncodeTiled(TensorMapBytes* map, int type, uint32_t rank, void* address,
                               const uint64_t* shape, const uint64_t* strides, const uint32_t* box,
                               const uint32_t*, int, int swizzle, int, int) {
-  if (context_depth == 0) return kNoContext;
+  if (!has_context()) return kNoContext;
   emulator::TensorMap made{};
   made.data = static_cast<char*>(address);
   made.element_bytes = type == kMapFloat32 || type == kMapInt32 ? 4 : 2;
