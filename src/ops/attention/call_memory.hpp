@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/running_mark.hpp"
 #include "ops/attention/implementations.hpp"
 #include "ops/attention/index_check.hpp"
 
@@ -52,7 +53,7 @@ class CallMemory {
       entry = keep(call);
       if (entry == nullptr) return use(static_cast<const PreparedCall&>(call));
     }
-    const Running running(*entry);
+    const RunningMark running(&entry->is_running);
     return use(static_cast<const PreparedCall&>(entry->call));
   }
 
@@ -61,14 +62,6 @@ class CallMemory {
     CallKey key;
     PreparedCall call;
     bool is_running = false;
-  };
-  /// While a call runs, one that its executor makes on the same thread leaves it alone.
-  struct Running {
-    explicit Running(Entry& running) : entry(running) { entry.is_running = true; }
-    ~Running() { entry.is_running = false; }
-    Running(const Running&) = delete;
-    Running& operator=(const Running&) = delete;
-    Entry& entry;
   };
   static constexpr size_t kMaxEntries = 16;
 

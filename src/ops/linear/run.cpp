@@ -9,6 +9,7 @@
 #include "core/env.hpp"
 #include "core/fail.hpp"
 #include "core/kept_list.hpp"
+#include "core/running_mark.hpp"
 #include "core/validate.hpp"
 #include "ops/linear/implementation.hpp"
 #include "ops/linear/table.hpp"
@@ -52,15 +53,7 @@ struct KnownCall {
   LinearProblem problem;
   const LinearImplementation* implementation = nullptr;
   LinearPlan plan;
-  bool is_running = false;  ///< left alone by calls that its executor makes on the same thread
-};
-
-struct Running {
-  explicit Running(KnownCall& running) : call(running) { call.is_running = true; }
-  ~Running() { call.is_running = false; }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-  KnownCall& call;
+  bool is_running = false;
 };
 
 /// The last calls of a thread.
@@ -159,7 +152,7 @@ void run_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec, const L
   }
   if (KnownCall* call = calls_of_this_thread().find(spec, args, context)) {
     check_context(spec.name, call->problem.device, context);
-    const Running running(*call);
+    const RunningMark running(&call->is_running);
     call->implementation->launch(call->problem, call->plan, args, context);
     return;
   }
