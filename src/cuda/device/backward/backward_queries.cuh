@@ -10,6 +10,7 @@
 #include "cuda/device/backward/aux_gradients.cuh"
 #include "cuda/device/backward/backward_stream.cuh"
 #include "cuda/device/backward/query_scores.cuh"
+#include "cuda/device/epilogue/lanes.cuh"
 
 namespace flashtile::device {
 
@@ -208,9 +209,7 @@ struct BackwardQueries {
 
   /// A warp's part of the gradient of the head's slope.
   FLASHTILE_DEVICE void write_slope() {
-    float sum = slope_sum;
-    FLASHTILE_UNROLL
-    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+    const float sum = sum_of_lanes(slope_sum);
     const State& s = state();
     const int64 row = static_cast<int64>(s.sequence.batch_idx) * params.num_heads + s.head;
     const int64 part =

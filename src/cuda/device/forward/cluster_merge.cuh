@@ -10,6 +10,7 @@
 // that the result is the same in every run.
 #pragma once
 
+#include "cuda/device/epilogue/lanes.cuh"
 #include "cuda/device/epilogue/store_rows.cuh"
 #include "cuda/device/forward/forward_places.cuh"
 #include "cuda/device/ptx/exchange.cuh"
@@ -23,21 +24,6 @@ struct ClusterMerge {
   using Places = ForwardPlaces<Work>;
   /// Splits whose columns are asked for at once.
   static constexpr int kAhead = 4;
-
-  FLASHTILE_DEVICE static float largest_of_warp(float value) {
-    FLASHTILE_UNROLL
-    for (int lane_mask = kWarpSize / 2; lane_mask > 0; lane_mask /= 2) {
-      value = larger(value, shuffle_xor(value, lane_mask));
-    }
-    return value;
-  }
-  FLASHTILE_DEVICE static float sum_of_warp(float value) {
-    FLASHTILE_UNROLL
-    for (int lane_mask = kWarpSize / 2; lane_mask > 0; lane_mask /= 2) {
-      value += shuffle_xor(value, lane_mask);
-    }
-    return value;
-  }
 
   /// Adds four columns of all splits; `weight` is that of the split with the lane's number.
   FLASHTILE_DEVICE static void add_splits(float (&total)[4], uint32 columns, float weight,
@@ -71,10 +57,10 @@ struct ClusterMerge {
     const float lse = lane_idx() < num_splits
                           ? load_from_cluster(address_in_cluster(number, lane_idx()))
                           : -infinity();
-    const float highest = largest_of_warp(larger(lse, sink));
+    const float highest = highest_of_lanes(larger(lse, sink));
     const float base = highest == -infinity() ? 0.0f : highest;
     const float weight = exp2_approx((lse - base) * kLog2e);
-    const float sum = sum_of_warp(weight) + exp2_approx((sink - base) * kLog2e);
+    const float sum = sum_of_lanes(weight) + exp2_approx((sink - base) * kLog2e);
     const float factor = sum == 0.0f ? 0.0f : 1.0f / sum;
     FLASHTILE_UNROLL
     for (int first = 0; first < Config::kHeadDimV; first += 4 * kWarpSize) {

@@ -9,6 +9,7 @@
 
 #include "cuda/device/backward/padded_rows.cuh"
 #include "cuda/device/copy/load_tile.cuh"
+#include "cuda/device/epilogue/lanes.cuh"
 
 namespace flashtile::device {
 
@@ -174,8 +175,7 @@ struct BackwardPrepare {
       backward.odd_rows[(head * backward.padded_rows + begin) / kRowPadding] = is_odd ? 1 : 0;
     }
     if constexpr (Config::kWantsSink) {
-      FLASHTILE_UNROLL
-      for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sink_sum += shuffle_xor(sink_sum, mask);
+      sink_sum = sum_of_lanes(sink_sum);
       if (lane_idx() == 0) {
         backward.sink_parts[(head * backward.padded_rows + begin) / kRowPadding] = sink_sum;
       }

@@ -4,6 +4,7 @@
 // order. A warp takes one number; its lanes share the parts.
 #pragma once
 
+#include "cuda/device/epilogue/lanes.cuh"
 #include "cuda/device/params/backward_params.hpp"
 #include "cuda/device/params/backward_shape.hpp"
 #include "cuda/device/ptx/memory.cuh"
@@ -16,9 +17,7 @@ constexpr int kReduceThreads = 128;
 FLASHTILE_DEVICE double sum_parts(const float* parts, int64 count) {
   double sum = 0;
   for (int64 i = lane_idx(); i < count; i += kWarpSize) sum += load_global(parts + i);
-  FLASHTILE_UNROLL
-  for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-  return sum;
+  return sum_of_lanes(sum);
 }
 
 FLASHTILE_DEVICE void write_sum(const HeadScalarsParam& scalars, int batch_idx, int head,

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "cuda/device/copy/rows.cuh"
+#include "cuda/device/epilogue/lanes.cuh"
 #include "cuda/device/ptx/thread.cuh"
 
 namespace flashtile::device {
@@ -43,21 +44,14 @@ struct Combine {
       parts[i] = split < params.grid.num_splits ? partial_lse(split, flat) : -infinity();
       highest = larger(highest, parts[i]);
     }
-    FLASHTILE_UNROLL
-    for (int lane_mask = kWarpSize / 2; lane_mask > 0; lane_mask /= 2) {
-      highest = larger(highest, shuffle_xor(highest, lane_mask));
-    }
+    highest = highest_of_lanes(highest);
     base = highest == -infinity() ? 0.0f : highest;
     sum = 0.0f;
     FLASHTILE_UNROLL
     for (int i = 0; i < kMaxSplits / kWarpSize; ++i) {
       sum += exp2_approx((parts[i] - base) * kLog2e);
     }
-    FLASHTILE_UNROLL
-    for (int lane_mask = kWarpSize / 2; lane_mask > 0; lane_mask /= 2) {
-      sum += shuffle_xor(sum, lane_mask);
-    }
-    sum += exp2_approx((sink - base) * kLog2e);
+    sum = sum_of_lanes(sum) + exp2_approx((sink - base) * kLog2e);
   }
 
   /// Some splits' parts of a row.
