@@ -8,6 +8,8 @@
 #include "capi/status.hpp"
 #include "capi/structs.hpp"
 #include "core/fail.hpp"
+#include "core/kept.hpp"
+#include "core/text.hpp"
 
 namespace flashtile::capi {
 namespace {
@@ -18,6 +20,10 @@ using enum MemberKind;
 #define FLASHTILE_BIND(member, kind, bit) \
   AttentionMember { #member, kind, offsetof(Args, member), sizeof(Args::member), bit }
 #define FLASHTILE_TENSOR(member) FLASHTILE_BIND(member, kTensor, 0)
+#define FLASHTILE_TEXT(member)                                                              \
+  AttentionMember {                                                                         \
+#member, kText, offsetof(Args, member), sizeof(Args::member), 0, &AttentionArgs::member \
+  }
 
 constexpr std::array kMembers = {
     FLASHTILE_TENSOR(q),
@@ -60,8 +66,8 @@ constexpr std::array kMembers = {
     FLASHTILE_BIND(batch_invariant, kFlag, 0),
     FLASHTILE_BIND(softmax_scale, kFloat, FLASHTILE_HAS_SOFTMAX_SCALE),
     FLASHTILE_BIND(softcap, kFloat, FLASHTILE_HAS_SOFTCAP),
-    FLASHTILE_BIND(score, kText, 0),
-    FLASHTILE_BIND(mask, kText, 0),
+    FLASHTILE_TEXT(score),
+    FLASHTILE_TEXT(mask),
     FLASHTILE_BIND(causal, kFlag, 0),
     FLASHTILE_BIND(deterministic, kFlag, 0),
     FLASHTILE_BIND(window_left, kInt, FLASHTILE_HAS_WINDOW_LEFT),
@@ -100,12 +106,12 @@ T read_member(const Args& args, const AttentionMember& member) {
   return value;
 }
 
-/// The structs of a caller's list. Its elements lie as far apart as the first one says.
-template <class T>
-std::vector<T> read_list(std::string_view op, std::string_view name, const T* first, uint64_t count,
-                         std::string_view type, std::span<const Member> members) {
-  std::vector<T> list;
-  if (count == 0) return list;
+/// Calls visit(i, element) for the structs of a caller's list, which lie as far apart as the first
+/// one says.
+template <class T, class Visit>
+void visit_list(std::string_view op, std::string_view name, const T* first, uint64_t count,
+                std::string_view type, std::span<const Member> members, const Visit& visit) {
+  if (count == 0) return;
   if (first == nullptr) fail(op, name, " is NULL, expected ", count, " structs");
   const uint32_t step = first->struct_size;
   for (uint64_t i = 0; i < count; ++i) {
@@ -115,97 +121,132 @@ std::vector<T> read_list(std::string_view op, std::string_view name, const T* fi
       fail(op, name, "[", i, "] has struct_size ", element.struct_size, ", expected ", step,
            " as the first one has");
     }
-    list.push_back(read_struct(element, type, members));
-    if (list.back().name == nullptr) fail(op, "name of ", name, "[", i, "] is NULL");
-  }
-  return list;
-}
-
-void set_aux(OpCall& call, const Args& args, bool is_gradient) {
-  const std::string_view op = call.spec().name;
-  for (const flashtile_aux& aux :
-       read_list(op, "aux", args.aux, args.num_aux, "flashtile_aux", kAuxMembers)) {
-    const std::string name = (is_gradient ? "daux." : "aux.") + std::string(aux.name);
-    const flashtile_tensor* tensor = is_gradient ? aux.gradient : aux.tensor;
-    if (!is_gradient && call.tensor(name)) fail(op, "aux has two tensors called '", aux.name, "'");
-    if (!is_gradient && tensor == nullptr) fail(op, "tensor of aux '", aux.name, "' is NULL");
-    if (tensor != nullptr) call.set_tensor(name, to_view(op, name, tensor));
-  }
-}
-
-void set_params(OpCall& call, const Args& args) {
-  const std::string_view op = call.spec().name;
-  for (const flashtile_param& param :
-       read_list(op, "params", args.params, args.num_params, "flashtile_param", kParamMembers)) {
-    const std::string name = "param." + std::string(param.name);
-    if (call.option(name) != OptionValue()) {
-      fail(op, "params has two numbers called '", param.name, "'");
+    const T known = read_struct(element, type, members);
+    if (known.name == nullptr) fail(op, "name of ", name, "[", i, "] is NULL");
+    if (!is_identifier(known.name)) {
+      fail(op, "name of ", name, "[", i, "] is '", known.name,
+           "', expected letters, digits and _, a letter or _ first");
     }
-    call.set_option(name, param.value);
+    visit(i, known);
   }
 }
 
-/// The value of an option member; monostate where it is 0 and so says nothing by itself.
-OptionValue read_option(const Args& args, const AttentionMember& member) {
+/// The next element of a list that is filled again, and where there is none a new one. `what` are
+/// its elements; a name that one of them has is an error.
+template <class T>
+T& next_named(std::string_view op, std::string_view what, std::vector<T>& list, size_t i,
+              std::string_view name) {
+  for (size_t before = 0; before < i; ++before) {
+    if (list[before].name == name) fail(op, what, " called '", name, "'");
+  }
+  if (i == list.size()) list.emplace_back();
+  list[i].name = name;
+  return list[i];
+}
+
+void read_aux(const OpSpec& spec, const Args& given, std::vector<AuxTensor>& list) {
+  const std::string_view op = spec.name;
+  const bool takes_gradients = spec.find_tensor("daux.*") != nullptr;
+  Kept<std::string> row;
+  visit_list(op, "aux", given.aux, given.num_aux, "flashtile_aux", kAuxMembers,
+             [&](size_t i, const flashtile_aux& aux) {
+               AuxTensor& to = next_named(op, "aux has two tensors", list, i, aux.name);
+               if (aux.tensor == nullptr) fail(op, "tensor of aux '", aux.name, "' is NULL");
+               to.tensor = to_view(op, (*row = "aux.") += aux.name, aux.tensor);
+               to.gradient = to_view(op, (*row = "daux.") += aux.name, aux.gradient);
+               if (to.gradient && !takes_gradients) {
+                 fail(op, "gradient of aux '", aux.name, "' is given, expected none");
+               }
+             });
+  list.resize(given.num_aux);
+}
+
+void read_params(const OpSpec& spec, const Args& given, std::vector<ScalarParam>& list) {
+  visit_list(spec.name, "params", given.params, given.num_params, "flashtile_param", kParamMembers,
+             [&](size_t i, const flashtile_param& param) {
+               next_named(spec.name, "params has two numbers", list, i, param.name).value =
+                   param.value;
+             });
+  list.resize(given.num_params);
+}
+
+/// The number of an option member; monostate where it is 0 and so says nothing by itself.
+OptionValue read_number(const Args& given, const AttentionMember& member) {
+  const auto unless_zero = [](auto number) {
+    return number == 0 ? OptionValue() : OptionValue(number);
+  };
   switch (member.kind) {
-    case kFlag: {
-      const auto flag = read_member<int32_t>(args, member);
-      return flag == 0 ? OptionValue() : OptionValue(int64_t{flag});
-    }
-    case kInt: {
-      const auto number = read_member<int64_t>(args, member);
-      return number == 0 ? OptionValue() : OptionValue(number);
-    }
-    case kUint: {
-      const auto number = read_member<uint64_t>(args, member);
-      return number == 0 ? OptionValue() : OptionValue(number);
-    }
-    case kFloat: {
-      const auto number = read_member<double>(args, member);
-      return number == 0 ? OptionValue() : OptionValue(number);
-    }
-    case kText: {
-      const auto* text = read_member<const char*>(args, member);
-      return text == nullptr || *text == '\0' ? OptionValue() : OptionValue(std::string(text));
-    }
+    case kFlag:
+      return unless_zero(int64_t{read_member<int32_t>(given, member)});
+    case kInt:
+      return unless_zero(read_member<int64_t>(given, member));
+    case kUint:
+      return unless_zero(read_member<uint64_t>(given, member));
+    case kFloat:
+      return unless_zero(read_member<double>(given, member));
     default:
       return {};
   }
 }
 
-void set_option(OpCall& call, const Args& args, const AttentionMember& member) {
-  OptionValue value = read_option(args, member);
-  const bool is_present = (args.present & member.present_bit) != 0;
+void read_option(const OpSpec& spec, const Args& given, const AttentionMember& member,
+                 AttentionArgs& args) {
+  OptionValue value = read_number(given, member);
+  const bool is_present = (given.present & member.present_bit) != 0;
   const bool is_zero = std::holds_alternative<std::monostate>(value);
   if (member.present_bit != 0 && !is_present && !is_zero) {
-    fail(call.spec().name, member.name, " is ", option_text(value),
+    fail(spec.name, member.name, " is ", option_text(value),
          ", but its bit is not set in `present`");
   }
-  if (is_present && is_zero) value = int64_t{0};
-  call.set_option(member.name, value);
+  if (!is_present && is_zero) return;
+  if (is_zero) value = int64_t{0};
+  const OptionSpec& row = spec.option_row(member.name);
+  row.set(&args, {}, convert_option(spec, row, member.name, value));
 }
 
-OpCall call_of(const char* op, const Args* args) {
+/// Makes all members what they are in fresh arguments, but for the two lists, which are filled
+/// again.
+void reset(AttentionArgs& args) {
+  static const AttentionArgs fresh;
+  std::vector<AuxTensor> aux = std::move(args.aux);
+  std::vector<ScalarParam> params = std::move(args.params);
+  args = fresh;
+  args.aux = std::move(aux);
+  args.params = std::move(params);
+}
+
+/// What use(spec, args) gives for the call that a caller describes.
+template <class Use>
+auto with_call(const char* op, const Args* given, const Use& use) {
   const OpSpec* spec = find_op(op);
   if (spec == nullptr) fail(op, "this library was built without it");
-  return attention_call(*spec, required(args, op, "args"));
+  Kept<AttentionArgs> args;
+  read_attention_args(*spec, required(given, op, "args"), *args);
+  return use(*spec, &*args);
 }
 
-flashtile_status run(const char* op, const flashtile_context* context, const Args* args) {
-  return guarded([&] { call_of(op, args).run(CallContext(context)); });
+flashtile_status run(const char* op, const flashtile_context* context, const Args* given) {
+  return guarded([&] {
+    with_call(op, given,
+              [&](const OpSpec& spec, const void* args) { spec.run(args, CallContext(context)); });
+  });
 }
 
-flashtile_status query_workspace(const char* op, const flashtile_context* context, const Args* args,
-                                 uint64_t* bytes) {
-  return guarded(
-      [&] { required(bytes, op, "bytes") = workspace_bytes(call_of(op, args), context); });
+flashtile_status query_workspace(const char* op, const flashtile_context* context,
+                                 const Args* given, uint64_t* bytes) {
+  return guarded([&] {
+    required(bytes, op, "bytes") = with_call(op, given, [&](const OpSpec& spec, const void* args) {
+      return workspace_bytes(spec, args, context);
+    });
+  });
 }
 
 }  // namespace
 
 std::span<const AttentionMember> attention_members() { return kMembers; }
 
-OpCall attention_call(const OpSpec& spec, const flashtile_attention_args& given) {
+void read_attention_args(const OpSpec& spec, const flashtile_attention_args& caller,
+                         AttentionArgs& args) {
   static const std::vector<Member> members = [] {
     std::vector<Member> list = {FLASHTILE_MEMBER(Args, reserved), FLASHTILE_MEMBER(Args, present),
                                 FLASHTILE_MEMBER(Args, num_aux),
@@ -215,35 +256,39 @@ OpCall attention_call(const OpSpec& spec, const flashtile_attention_args& given)
     }
     return list;
   }();
-  const Args args = read_struct(given, "flashtile_attention_args", members);
-  if (args.reserved != 0) fail(spec.name, "reserved is ", args.reserved, ", expected 0");
-  if ((args.present & ~all_present_bits()) != 0) {
-    fail(spec.name, "present is ", args.present, ", which has bits that this library (",
+  const Args given = read_struct(caller, "flashtile_attention_args", members);
+  if (given.reserved != 0) fail(spec.name, "reserved is ", given.reserved, ", expected 0");
+  if ((given.present & ~all_present_bits()) != 0) {
+    fail(spec.name, "present is ", given.present, ", which has bits that this library (",
          FLASHTILE_VERSION_STRING, ") does not know");
   }
-  OpCall call(spec);
+  reset(args);
   for (const AttentionMember& member : kMembers) {
     switch (member.kind) {
       case kTensor: {
-        const auto* tensor = read_member<const flashtile_tensor*>(args, member);
+        const auto* tensor = read_member<const flashtile_tensor*>(given, member);
         if (tensor == nullptr) break;
-        call.set_tensor(member.name, to_view(spec.name, member.name, tensor));
+        const TensorSpec& row = spec.tensor_row(member.name);
+        *row.access(&args, {}, /*create=*/true) = to_view(spec.name, member.name, tensor);
+        break;
+      }
+      case kText: {
+        const auto* text = read_member<const char*>(given, member);
+        if (text != nullptr) args.*member.text = text;
         break;
       }
       case kAuxTensors:
-        set_aux(call, args, /*is_gradient=*/false);
+        read_aux(spec, given, args.aux);
         break;
       case kAuxGradients:
-        set_aux(call, args, /*is_gradient=*/true);
-        break;
+        break;  // beside their tensors
       case kParams:
-        set_params(call, args);
+        read_params(spec, given, args.params);
         break;
       default:
-        set_option(call, args, member);
+        read_option(spec, given, member, args);
     }
   }
-  return call;
 }
 
 }  // namespace flashtile::capi

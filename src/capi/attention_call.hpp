@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <span>
 
-#include "core/op_spec.hpp"
 #include "flashtile/flashtile.h"
+#include "ops/attention/args.hpp"
 
 namespace flashtile::capi {
 
@@ -32,12 +32,16 @@ struct AttentionMember {
   MemberKind kind;
   size_t offset;
   size_t bytes;
-  uint64_t present_bit;  ///< 0: the member counts when it is not 0
+  uint64_t present_bit;                        ///< 0: the member counts when it is not 0
+  std::string AttentionArgs::*text = nullptr;  ///< of kText: where it goes
 };
 
 std::span<const AttentionMember> attention_members();
 
-/// The call of attention_fwd or attention_bwd that the arguments describe. Throws Error.
-OpCall attention_call(const OpSpec& spec, const flashtile_attention_args& args);
+/// Makes `args` those of attention_fwd or attention_bwd that the caller describes, in the memory of
+/// what they were: a call like the last one allocates nothing. Limits are checked where the call
+/// is. Throws Error.
+void read_attention_args(const OpSpec& spec, const flashtile_attention_args& given,
+                         AttentionArgs& args);
 
 }  // namespace flashtile::capi

@@ -97,7 +97,8 @@ flashtile_status flashtile_call_workspace_bytes(const flashtile_context* context
   return guarded([&] {
     constexpr const char* kFunction = "flashtile_call_workspace_bytes";
     const flashtile::OpCall& op_call = required(call, kFunction, "call").op_call;
-    required(bytes, kFunction, "bytes") = flashtile::capi::workspace_bytes(op_call, context);
+    required(bytes, kFunction, "bytes") =
+        flashtile::capi::workspace_bytes(op_call.spec(), op_call.args(), context);
   });
 }
 

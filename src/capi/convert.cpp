@@ -122,16 +122,18 @@ CallContext::CallContext(const flashtile_context* context)
   if (copy_.max_workers < 0) {
     fail(kType, "max_workers is ", copy_.max_workers, ", expected at least 0");
   }
+  context_->device = {};
   // A context that ends before the device is one for the CPU.
   if (copy_.device_type != 0) {
-    context_.device = {static_cast<DeviceType>(copy_.device_type), copy_.device_index};
+    context_->device = {static_cast<DeviceType>(copy_.device_type), copy_.device_index};
   }
-  context_.stream = copy_.stream;
-  context_.workspace = copy_.workspace;
-  context_.workspace_bytes = copy_.workspace_bytes;
-  context_.max_workers = copy_.max_workers;
-  if (copy_.executor_run != nullptr) context_.executor = &executor_;
-  if (copy_.implementation != nullptr) context_.implementation = copy_.implementation;
+  context_->stream = copy_.stream;
+  context_->workspace = copy_.workspace;
+  context_->workspace_bytes = copy_.workspace_bytes;
+  context_->max_workers = copy_.max_workers;
+  context_->executor = copy_.executor_run != nullptr ? &executor_ : nullptr;
+  context_->implementation = copy_.implementation != nullptr ? copy_.implementation : "";
+  context_->arch.clear();  // no caller in C has one
 }
 
 int CallContext::CallerExecutor::num_workers() const {
@@ -142,9 +144,9 @@ void CallContext::CallerExecutor::run(int64_t num_tasks, Task task, void* state)
   context_.executor_run(context_.executor_state, num_tasks, task, state);
 }
 
-uint64_t workspace_bytes(const OpCall& call, const flashtile_context* context) {
-  const Explanation explanation = call.explain(CallContext(context));
-  if (explanation.chosen.empty()) fail_refused(call.spec().name, explanation.candidates);
+uint64_t workspace_bytes(const OpSpec& spec, const void* args, const flashtile_context* context) {
+  const Explanation explanation = spec.explain(args, CallContext(context));
+  if (explanation.chosen.empty()) fail_refused(spec.name, explanation.candidates);
   return static_cast<uint64_t>(explanation.workspace_bytes);
 }
 

@@ -5,6 +5,7 @@
 
 #include <string_view>
 
+#include "core/kept.hpp"
 #include "core/op_spec.hpp"
 #include "flashtile/context.hpp"
 #include "flashtile/flashtile.h"
@@ -22,7 +23,7 @@ class CallContext {
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 
-  operator const Context&() const { return context_; }
+  operator const Context&() const { return *context_; }
 
  private:
   class CallerExecutor final : public Executor {
@@ -37,10 +38,11 @@ class CallContext {
 
   flashtile_context copy_;
   CallerExecutor executor_;
-  Context context_;
+  Kept<Context> context_;
 };
 
-/// What the workspace of a context must hold for a call. Throws Error, also where nothing takes it.
-uint64_t workspace_bytes(const OpCall& call, const flashtile_context* context);
+/// What the workspace of a context must hold for a call of an op. Throws Error, also where nothing
+/// takes it.
+uint64_t workspace_bytes(const OpSpec& spec, const void* args, const flashtile_context* context);
 
 }  // namespace flashtile::capi

@@ -73,6 +73,14 @@ const OptionSpec* OpSpec::find_option(std::string_view option) const {
   return find_row(options, option);
 }
 
+const TensorSpec& OpSpec::tensor_row(std::string_view tensor) const {
+  return row_of_caller(*this, tensors, "tensor", tensor);
+}
+
+const OptionSpec& OpSpec::option_row(std::string_view option) const {
+  return row_of_caller(*this, options, "option", option);
+}
+
 std::string_view family_suffix(std::string_view row_name, std::string_view full_name) {
   if (!row_name.ends_with(".*")) return {};
   const std::string_view stem = row_name.substr(0, row_name.size() - 1);
@@ -84,14 +92,14 @@ std::string family_name(std::string_view row_name, std::string_view suffix) {
 }
 
 void OpCall::set_tensor(std::string_view name, const TensorView& tensor) {
-  const TensorSpec& row = row_of_caller(*spec_, spec_->tensors, "tensor", name);
+  const TensorSpec& row = spec_->tensor_row(name);
   const std::string_view suffix = family_suffix(row.name, name);
   TensorView* place = row.access(args_.get(), suffix, /*create=*/bool(tensor));
   if (place != nullptr) *place = tensor;
 }
 
 TensorView OpCall::tensor(std::string_view name) const {
-  const TensorSpec& row = row_of_caller(*spec_, spec_->tensors, "tensor", name);
+  const TensorSpec& row = spec_->tensor_row(name);
   const TensorView* place = access(row, args_.get(), family_suffix(row.name, name));
   return place != nullptr ? *place : TensorView{};
 }
@@ -113,7 +121,7 @@ std::vector<std::string> OpCall::tensor_names() const {
 }
 
 OptionValue OpCall::option(std::string_view name) const {
-  const OptionSpec& row = row_of_caller(*spec_, spec_->options, "option", name);
+  const OptionSpec& row = spec_->option_row(name);
   return row.get(args_.get(), family_suffix(row.name, name));
 }
 
@@ -150,14 +158,14 @@ std::vector<std::string> OpCall::option_names() const {
 }
 
 void OpCall::set_option(std::string_view name, const OptionValue& value) {
-  const OptionSpec& row = row_of_caller(*spec_, spec_->options, "option", name);
+  const OptionSpec& row = spec_->option_row(name);
   const OptionValue converted = convert_option(*spec_, row, name, value);
   check_option(*spec_, row, name, converted);
   row.set(args_.get(), family_suffix(row.name, name), converted);
 }
 
 void OpCall::set_option_text(std::string_view name, std::string_view text) {
-  const OptionSpec& row = row_of_caller(*spec_, spec_->options, "option", name);
+  const OptionSpec& row = spec_->option_row(name);
   set_option(name, parse_option(*spec_, row, name, text));
 }
 

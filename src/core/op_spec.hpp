@@ -132,6 +132,10 @@ struct OpSpec {
   /// The row for a tensor name; family rows match any suffix ("aux.table" finds "aux.*").
   const TensorSpec* find_tensor(std::string_view tensor) const;
   const OptionSpec* find_option(std::string_view option) const;
+  /// The same for a name that a caller gave: throws Error where there is no such row, and where
+  /// what stands for the * of a family is no name that an expression can use.
+  const TensorSpec& tensor_row(std::string_view tensor) const;
+  const OptionSpec& option_row(std::string_view option) const;
 };
 
 /// "aux.table" with the row "aux.*" gives "table"; empty for rows that are no family.

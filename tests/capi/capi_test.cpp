@@ -30,6 +30,12 @@ flashtile_attention_args fresh_args() {
   return args;
 }
 
+OpCall attention_call(const OpSpec& spec, const flashtile_attention_args& given) {
+  OpCall call(spec);
+  capi::read_attention_args(spec, given, *static_cast<AttentionArgs*>(call.args()));
+  return call;
+}
+
 template <class Function>
 std::string error_of(const Function& function) {
   try {
@@ -115,7 +121,7 @@ TEST(CapiAttention, EachMemberReachesItsRow) {
       default:
         continue;  // families have tests of their own
     }
-    const OpCall call = capi::attention_call(spec, args);
+    const OpCall call = attention_call(spec, args);
     if (member.kind == MemberKind::kTensor) {
       EXPECT_EQ(call.tensor_names(), std::vector<std::string>{member.name});
       EXPECT_EQ(call.tensor(member.name).data, memory.data());
@@ -127,7 +133,7 @@ TEST(CapiAttention, EachMemberReachesItsRow) {
     }
     if (member.present_bit == 0) continue;
     args.present = 0;
-    EXPECT_NE(error_of([&] { capi::attention_call(spec, args); }).find("its bit is not set"),
+    EXPECT_NE(error_of([&] { attention_call(spec, args); }).find("its bit is not set"),
               std::string::npos)
         << member.name;
   }
@@ -153,14 +159,14 @@ TEST(CapiAttention, AuxTensorsAndParams) {
   args.num_aux = 2;
   args.params = params;
   args.num_params = 2;
-  const OpCall call = capi::attention_call(spec_of("attention_bwd"), args);
+  const OpCall call = attention_call(spec_of("attention_bwd"), args);
   EXPECT_EQ(call.tensor_names(), (std::vector<std::string>{"aux.a", "aux.b", "daux.b"}));
   EXPECT_EQ(call.tensor("daux.b").data, memory.data());
   EXPECT_EQ(call.option("param.p"), OptionValue(0.5));
   EXPECT_EQ(call.option("param.z"), OptionValue(0.0));
 
   const auto error = [&] {
-    return error_of([&] { capi::attention_call(spec_of("attention_bwd"), args); });
+    return error_of([&] { attention_call(spec_of("attention_bwd"), args); });
   };
   aux[1].name = "a";
   EXPECT_EQ(error(), "attention_bwd: aux has two tensors called 'a'");
@@ -184,7 +190,7 @@ TEST(CapiAttention, AuxTensorsAndParams) {
 TEST(CapiStructs, SizesThatCannotBeTrueAreErrors) {
   flashtile_attention_args args = fresh_args();
   const auto error = [&] {
-    return error_of([&] { capi::attention_call(spec_of("attention_fwd"), args); });
+    return error_of([&] { attention_call(spec_of("attention_fwd"), args); });
   };
   args.struct_size = 0;
   EXPECT_NE(error().find("struct_size is 0; call the init function"), std::string::npos);
@@ -202,26 +208,24 @@ TEST(CapiStructs, NewerCallersMayOnlyUseWhatIsKnown) {
     uint64_t newer[3];
   } call = {fresh_args(), {0, 0, 0}};
   call.args.struct_size = sizeof(call);
-  EXPECT_EQ(error_of([&] { capi::attention_call(spec_of("attention_fwd"), call.args); }),
-            "no error");
+  EXPECT_EQ(error_of([&] { attention_call(spec_of("attention_fwd"), call.args); }), "no error");
   call.newer[2] = 1;
   EXPECT_NE(error_of([&] {
-              capi::attention_call(spec_of("attention_fwd"), call.args);
+              attention_call(spec_of("attention_fwd"), call.args);
             }).find("this library (" FLASHTILE_VERSION_STRING ") knows only the first"),
             std::string::npos);
   flashtile_attention_args args = fresh_args();
   args.present = uint64_t{1} << 40;
-  EXPECT_NE(error_of([&] {
-              capi::attention_call(spec_of("attention_fwd"), args);
-            }).find("which has bits"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { attention_call(spec_of("attention_fwd"), args); }).find("which has bits"),
+      std::string::npos);
 }
 
 TEST(CapiStructs, MembersThatAnOlderCallerLacksAreNotRead) {
   flashtile_attention_args args = fresh_args();
   args.causal = 77;  // behind the end that struct_size states: somebody else's memory
   args.struct_size = offsetof(flashtile_attention_args, causal);
-  EXPECT_TRUE(capi::attention_call(spec_of("attention_fwd"), args).option_names().empty());
+  EXPECT_TRUE(attention_call(spec_of("attention_fwd"), args).option_names().empty());
 }
 
 /// A call by name; freed at the end of a test.
