@@ -62,6 +62,27 @@ TEST(Allocations, OfARepeatedCallAreNone) {
   }
 }
 
+/// Gradients that are slices of one buffer, as those of packed q, k and v.
+TEST(Allocations, OfPackedGradientsAreNone) {
+  const Tensor packed = Tensor::random(DType::kBF16, {2, 150, 8, 32}, 1);
+  const Tensor gradients(DType::kBF16, {2, 150, 8, 32});
+  const Tensor out = Tensor::random(DType::kBF16, {2, 150, 4, 32}, 2);
+  const Tensor lse = Tensor::filled(DType::kF32, {2, 4, 150}, 5);
+  const auto slice = [](const Tensor& whole, int64_t begin, int64_t end) {
+    return whole.view().sliced(2, begin, end);
+  };
+  for (const std::string& implementation : all_kernels()) {
+    OwnMemory memory(implementation);
+    EXPECT_EQ(allocations_of([&](int64_t) {
+                attention_bwd(out, slice(packed, 0, 4), slice(packed, 4, 6), slice(packed, 6, 8),
+                              out, lse, slice(gradients, 0, 4), slice(gradients, 4, 6),
+                              slice(gradients, 6, 8), {}, memory.context);
+              }),
+              0)
+        << implementation;
+  }
+}
+
 /// A prefill of few queries, whose keys are split.
 TEST(Allocations, OfSplitKeysAreNone) {
   const Tensor q = Tensor::random(DType::kBF16, {1, 40, 2, 32}, 1);

@@ -94,6 +94,19 @@ TEST(CallMemory, CallsThatNeedALookAtMemoryAreNotKept) {
   EXPECT_TRUE(key_of(beside).may_be_kept);
 }
 
+TEST(CallMemory, InterleavedOutputsAreKept) {
+  AttentionArgs args = plain_args();
+  // Gradients of packed q, k and v: (batch, seqlen, 3, heads, head_dim).
+  const TensorView packed = device_view(kBase + 8 * kStep, {2, 16, 12, 64});
+  args.dout = device_view(kBase + 9 * kStep, {2, 16, 4, 64});
+  args.dq = packed.sliced(2, 0, 4);
+  args.dk = packed.sliced(2, 4, 8);
+  args.dv = packed.sliced(2, 8, 12);
+  EXPECT_TRUE(key_of(args, {}, /*is_backward=*/true).may_be_kept);
+  args.dk = packed.sliced(2, 3, 7);
+  EXPECT_FALSE(key_of(args, {}, /*is_backward=*/true).may_be_kept);
+}
+
 /// The problem that a call is launched with; `is_new` says whether it was made for it.
 AttentionProblem launched(CallMemory& memory, const AttentionArgs& args, bool* is_new) {
   *is_new = false;

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 
-#include "core/call_ranges.hpp"
-#include "core/env.hpp"
-#include "core/kept_list.hpp"
+#include "core/call_key.hpp"
 #include "core/validate.hpp"
 
 namespace flashtile {
@@ -46,19 +44,15 @@ void CallKey::assign(const AttentionArgs& call_args, bool backward, const Contex
   args = call_args;
   is_backward = backward;
   values_in_keys = is_leading_part(args.v, args.k);
-  asked = context.implementation;
-  asked += '\n';
-  asked += env_implementation();
+  assign_asked(asked, context);
   may_be_kept = true;
   const OpSpec& spec = is_backward ? attention_bwd_spec() : attention_fwd_spec();
-  KeptList<ByteRange> ranges;
-  ranges.reserve(spec.tensors.size() + args.aux.size());
+  CallTensors tensors(spec.tensors.size() + 2 * args.aux.size());
   const auto take = [&](TensorView* tensor, bool is_written) {
     if (tensor == nullptr || !*tensor) return;
     // Lengths in host memory are read by the checks.
     may_be_kept = may_be_kept && tensor->device.type == call_args.q.device.type;
-    ranges.push_back(byte_range_of(*tensor, is_written));
-    forget_address(*tensor);
+    tensors.add(*tensor, is_written);
   };
   for (const TensorSpec& row : spec.tensors) {
     // Caches are written where there is something to append.
@@ -71,44 +65,21 @@ void CallKey::assign(const AttentionArgs& call_args, bool backward, const Contex
       if (tensor != nullptr && *tensor) forget_address(*tensor);
     });
   }
-  may_be_kept = may_be_kept && !has_meeting(ranges) && context.arch.empty() &&
+  may_be_kept = may_be_kept && !tensors.overlap() && context.arch.empty() &&
                 args.dropout_offset >= 0 && args.dropout_offset >> 32 == 0 &&
                 (args.dropout_seed == 0 || !args.dropout_seed_tensor);
+  tensors.forget_addresses();
   args.dropout_seed = 0;
   args.dropout_offset = 0;
 }
 
-CallMemory::Entry* CallMemory::find(const AttentionArgs& args) {
-  if (!key_.may_be_kept) return nullptr;
-  for (const std::unique_ptr<Entry>& entry : entries_) {
-    if (entry->is_running || !(entry->key == key_)) continue;
-    AttentionProblem& problem = entry->call.problem;
-    if (!has_lengths_of(problem, args, &entry->call.index_checks)) return nullptr;
-    if (problem.dropout.is_on) {
-      problem.dropout.seed = dropout_seed_of(args);
-      problem.dropout.offset = static_cast<uint32_t>(args.dropout_offset);
-    }
-    return entry.get();
+bool CallMemory::is_still(PreparedCall& call, const AttentionArgs& args) {
+  if (!has_lengths_of(call.problem, args, &call.index_checks)) return false;
+  if (call.problem.dropout.is_on) {
+    call.problem.dropout.seed = dropout_seed_of(args);
+    call.problem.dropout.offset = static_cast<uint32_t>(args.dropout_offset);
   }
-  return nullptr;
-}
-
-CallMemory::Entry* CallMemory::keep(PreparedCall& call) {
-  if (!key_.may_be_kept) return nullptr;
-  // One like it is there when its lengths were others.
-  const auto same = std::find_if(entries_.begin(), entries_.end(),
-                                 [&](const auto& entry) { return entry->key == key_; });
-  if (same == entries_.end() && entries_.size() < kMaxEntries) {
-    entries_.push_back(std::make_unique<Entry>(Entry{key_, std::move(call)}));
-    return entries_.back().get();
-  }
-  Entry& entry = same == entries_.end() ? *entries_[oldest_] : **same;
-  if (entry.is_running) return nullptr;
-  if (same == entries_.end()) oldest_ = (oldest_ + 1) % kMaxEntries;
-  entry.key.may_be_kept = false;  // is like no call, should memory run out now
-  entry.key = key_;
-  entry.call = std::move(call);
-  return &entry;
+  return true;
 }
 
 }  // namespace flashtile

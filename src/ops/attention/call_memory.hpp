@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls that have been checked, selected and planned, so that the next one like them is launched at
-// once, without an allocation. A call is like another where all that its plan and its checks depend
-// on is the same: every option and shape, and on a GPU the alignment of addresses. That outputs
-// share no memory with anything is looked at anew, by ranges; a call whose ranges meet is not
-// remembered. So is what tensors in host memory hold.
+// When a call of attention is like one before: where all that its plan and its checks depend on is
+// the same, every option and shape, and on a GPU the alignment of addresses. That outputs share no
+// memory with anything is looked at anew, and so is what tensors in host memory hold.
 #pragma once
 
-#include <memory>
 #include <string>
-#include <vector>
 
-#include "core/running_mark.hpp"
+#include "core/kept_calls.hpp"
 #include "ops/attention/implementations.hpp"
 #include "ops/attention/index_check.hpp"
 
@@ -43,36 +39,18 @@ struct CallKey {
 class CallMemory {
  public:
   /// What use(call) gives, for a call like the last ones, or for the one that prepare() makes.
+  /// Throws Error where host data is wrong.
   template <class Prepare, class Use>
   auto with_call(const AttentionArgs& args, bool is_backward, const Context& context,
                  const Prepare& prepare, const Use& use) {
-    key_.assign(args, is_backward, context);
-    Entry* entry = find(args);
-    if (entry == nullptr) {
-      PreparedCall call = prepare();
-      entry = keep(call);
-      if (entry == nullptr) return use(static_cast<const PreparedCall&>(call));
-    }
-    const RunningMark running(&entry->is_running);
-    return use(static_cast<const PreparedCall&>(entry->call));
+    calls_.next_key().assign(args, is_backward, context);
+    return calls_.with_call([&](PreparedCall& call) { return is_still(call, args); }, prepare, use);
   }
 
  private:
-  struct Entry {
-    CallKey key;
-    PreparedCall call;
-    bool is_running = false;
-  };
-  static constexpr size_t kMaxEntries = 16;
+  static bool is_still(PreparedCall& call, const AttentionArgs& args);
 
-  /// Null where no call like that of key_ is remembered. Throws Error where host data is wrong.
-  Entry* find(const AttentionArgs& args);
-  /// Remembers the call of key_; null, and `call` as it was, where that may not be.
-  Entry* keep(PreparedCall& call);
-
-  CallKey key_;  ///< of the call that is looked for
-  std::vector<std::unique_ptr<Entry>> entries_;
-  size_t oldest_ = 0;
+  KeptCalls<CallKey, PreparedCall> calls_;
 };
 
 }  // namespace flashtile

@@ -5,11 +5,9 @@
 #include <memory>
 #include <mutex>
 
-#include "core/call_ranges.hpp"
-#include "core/env.hpp"
+#include "core/call_key.hpp"
 #include "core/fail.hpp"
-#include "core/kept_list.hpp"
-#include "core/running_mark.hpp"
+#include "core/kept_calls.hpp"
 #include "core/validate.hpp"
 #include "ops/linear/implementation.hpp"
 #include "ops/linear/table.hpp"
@@ -44,74 +42,42 @@ std::span<const LinearImplementation> implementations_of(const LinearOp& op, Lin
   return entry->list;
 }
 
-/// A call that has been checked, selected and planned. One like it is launched at once: one with
-/// the same options, shapes and strides, whose outputs share no memory with anything.
-struct KnownCall {
-  const OpSpec* spec = nullptr;  ///< null: like no call
-  LinearArgs args;               ///< without addresses
-  std::string asked;             ///< implementations asked for, by the context and the environment
+/// What calls alike have in common: options, shapes and strides, and outputs that share no memory
+/// with anything.
+struct LinearKey {
+  /// Becomes the key of a call, in the memory of the key that it was.
+  void assign(const OpSpec& op, const LinearArgs& call_args, const Context& context) {
+    spec = &op;
+    args = call_args;
+    assign_asked(asked, context);
+    CallTensors tensors(op.tensors.size());
+    for (const TensorSpec& row : op.tensors) {
+      TensorView& tensor = *row.access(&args, {}, /*create=*/false);
+      if (tensor) tensors.add(tensor, row.direction != Direction::kIn);
+    }
+    may_be_kept = !tensors.overlap();
+    tensors.forget_addresses();
+  }
+
+  const OpSpec* spec = nullptr;
+  LinearArgs args;    ///< without addresses
+  std::string asked;  ///< implementations asked for, by the context and the environment
+  bool may_be_kept = true;
+
+  bool operator==(const LinearKey&) const = default;
+};
+
+/// A call as far as it comes before its launch.
+struct PreparedLinearCall {
   LinearProblem problem;
   const LinearImplementation* implementation = nullptr;
   LinearPlan plan;
-  bool is_running = false;
 };
 
-/// The last calls of a thread.
-class KnownCalls {
- public:
-  /// Null where no call like this one is known.
-  KnownCall* find(const OpSpec& spec, const LinearArgs& args, const Context& context) {
-    args_ = args;
-    asked_ = context.implementation;
-    asked_ += '\n';
-    asked_ += env_implementation();
-    KeptList<ByteRange> ranges;
-    ranges.reserve(spec.tensors.size());
-    for (const TensorSpec& row : spec.tensors) {
-      TensorView& tensor = *row.access(&args_, {}, /*create=*/false);
-      if (!tensor) continue;
-      ranges.push_back(byte_range_of(tensor, row.direction != Direction::kIn));
-      forget_address(tensor);
-    }
-    may_be_kept_ = !has_meeting(ranges);
-    if (!may_be_kept_) return nullptr;
-    for (const std::unique_ptr<KnownCall>& call : calls_) {
-      if (call->spec != &spec || call->is_running || call->asked != asked_) continue;
-      if (!(call->args == args_)) continue;
-      return has_lengths_of(call->problem, spec.name, args) ? call.get() : nullptr;
-    }
-    return nullptr;
-  }
+using LinearCalls = KeptCalls<LinearKey, PreparedLinearCall>;
 
-  /// Remembers the call that was looked for last.
-  void keep(const OpSpec& spec, const LinearProblem& problem,
-            const LinearImplementation& implementation, const LinearPlan& plan) {
-    if (!may_be_kept_) return;
-    if (calls_.size() < kMaxCalls) calls_.push_back(std::make_unique<KnownCall>());
-    KnownCall& call = *calls_[next_];
-    next_ = (next_ + 1) % kMaxCalls;
-    if (call.is_running) return;
-    call.spec = nullptr;  // is like no call, should memory run out now
-    call.args = args_;
-    call.asked = asked_;
-    call.problem = problem;
-    call.implementation = &implementation;
-    call.plan = plan;
-    call.spec = &spec;
-  }
-
- private:
-  static constexpr size_t kMaxCalls = 16;
-
-  LinearArgs args_;  ///< of the call that is looked for
-  std::string asked_;
-  bool may_be_kept_ = false;
-  std::vector<std::unique_ptr<KnownCall>> calls_;
-  size_t next_ = 0;
-};
-
-KnownCalls& calls_of_this_thread() {
-  thread_local KnownCalls calls;
+LinearCalls& calls_of_this_thread() {
+  thread_local LinearCalls calls;
   return calls;
 }
 
@@ -150,19 +116,24 @@ void run_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec, const L
   if (!context.arch.empty()) {
     fail(spec.name, "arch is '", context.arch, "', but only explain takes one");
   }
-  if (KnownCall* call = calls_of_this_thread().find(spec, args, context)) {
-    check_context(spec.name, call->problem.device, context);
-    const RunningMark running(&call->is_running);
-    call->implementation->launch(call->problem, call->plan, args, context);
-    return;
-  }
-  const LinearProblem problem = make_linear_problem(op, pass, spec, args, /*has_data=*/true);
-  check_context(spec.name, problem.device, context);
-  const LinearImplementation& chosen =
-      select(spec.name, implementations_of(op, pass), problem, context);
-  const LinearPlan plan = chosen.plan(problem);
-  calls_of_this_thread().keep(spec, problem, chosen, plan);
-  chosen.launch(problem, plan, args, context);
+  LinearCalls& calls = calls_of_this_thread();
+  calls.next_key().assign(spec, args, context);
+  const auto is_still = [&](PreparedLinearCall& call) {
+    if (!has_lengths_of(call.problem, spec.name, args)) return false;
+    check_context(spec.name, call.problem.device, context);
+    return true;
+  };
+  const auto prepare = [&] {
+    PreparedLinearCall call;
+    call.problem = make_linear_problem(op, pass, spec, args, /*has_data=*/true);
+    check_context(spec.name, call.problem.device, context);
+    call.implementation = &select(spec.name, implementations_of(op, pass), call.problem, context);
+    call.plan = call.implementation->plan(call.problem);
+    return call;
+  };
+  calls.with_call(is_still, prepare, [&](const PreparedLinearCall& call) {
+    call.implementation->launch(call.problem, call.plan, args, context);
+  });
 }
 
 Explanation explain_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec,
