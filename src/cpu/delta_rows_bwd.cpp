@@ -91,38 +91,21 @@ struct DeltaBwdMemory {
 };
 
 /// One state of one sequence.
-class DeltaBwdState {
+class DeltaBwdState : public StripedState {
  public:
   DeltaBwdState(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                 const LinearArgs& args, const LinearSequence& sequence, int64_t head,
                 const DeltaStateMemory& memory)
-      : kernels_(isa.linear->recurrent),
-        problem_(problem),
-        args_(args),
-        sequence_(sequence),
-        head_(head),
-        max_rows_(plan.chunk_size),
-        ld_k_(strip_columns(kernels_, problem.head_dim)),
-        ld_v_(strip_columns(kernels_, problem.head_dim_v)),
-        memory_(memory) {}
-
-  StripRange value_strips() const { return {0, ld_v_ / kernels_.strip_width}; }
-  StripRange key_strips() const { return {0, ld_k_ / kernels_.strip_width}; }
-  int64_t num_chunks() const { return ceil_div(sequence_.length, max_rows_); }
+      : StripedState(isa, problem, plan, args, sequence, head), memory_(memory) {}
 
   void begin_values(const StripRange& strips, const DeltaScratch& scratch) const {
-    load_values(args_.initial_states.state, strips, scratch);
+    load_value_strips(args_.initial_states.state, strips, scratch.rows, values_at(strips));
   }
   void turn_values_back(const StripRange& strips, const DeltaScratch& scratch) const {
-    load_values(args_.dfinal_states.state, strips, scratch);
+    load_value_strips(args_.dfinal_states.state, strips, scratch.rows, values_at(strips));
   }
   void end_values(const StripRange& strips, const DeltaScratch& scratch) const {
-    const int64_t first = strips.first * kernels_.strip_width;
-    kernels_.store_strips(memory_.values + first * problem_.head_dim, problem_.head_dim,
-                          problem_.head_dim_v, strips.first, strips.count, scratch.rows, ld_v_);
-    store_state_columns(args_.dinitial_states.state, sequence_.batch_idx, head_, first,
-                        std::min(strips.count * kernels_.strip_width, problem_.head_dim_v - first),
-                        ld_v_, scratch.rows + first);
+    store_value_strips(args_.dinitial_states.state, strips, scratch.rows, values_at(strips));
   }
 
   /// After all chunks forward.
@@ -221,46 +204,19 @@ class DeltaBwdState {
   }
 
  private:
-  /// A state or its gradient as rows of all columns.
-  void load_rows(const TensorView& tensor, float* rows) const {
-    std::fill_n(rows, problem_.head_dim * ld_v_, 0.0f);
-    load_state_columns(tensor, sequence_.batch_idx, head_, 0, problem_.head_dim_v, ld_v_, rows);
-  }
-  void load_values(const TensorView& tensor, const StripRange& strips,
-                   const DeltaScratch& scratch) const {
-    load_rows(tensor, scratch.rows);
-    kernels_.load_strips(scratch.rows, ld_v_, problem_.head_dim, problem_.head_dim_v, strips.first,
-                         strips.count,
-                         memory_.values + strips.first * kernels_.strip_width * problem_.head_dim);
+  float* values_at(const StripRange& strips) const {
+    return memory_.values + strips.first * kernels_.strip_width * problem_.head_dim;
   }
   void load_keys(const TensorView& tensor, const StripRange& strips, const DeltaScratch& scratch,
                  float* to) const {
-    load_rows(tensor, scratch.rows);
-    for (int64_t j = 0; j < problem_.head_dim_v; ++j) {
-      for (int64_t i = 0; i < problem_.head_dim; ++i) {
-        scratch.transposed_rows[j * ld_k_ + i] = scratch.rows[i * ld_v_ + j];
-      }
-    }
-    kernels_.load_strips(scratch.transposed_rows, ld_k_, problem_.head_dim_v, problem_.head_dim,
-                         strips.first, strips.count,
-                         to + strips.first * kernels_.strip_width * problem_.head_dim_v);
+    load_key_strips(tensor, strips, scratch.rows, scratch.transposed_rows,
+                    to + strips.first * kernels_.strip_width * problem_.head_dim_v);
   }
 
   /// Key strips of the state before chunk n, but for the sequence's first state without what the
   /// row before it adds.
   float* state_before(int64_t n) const { return memory_.states + n * problem_.head_dim_v * ld_k_; }
 
-  ChunkRows rows(const TensorView& tensor, int64_t head, int64_t begin) const {
-    return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
-  }
-
-  const RecurrentKernels& kernels_;
-  const LinearProblem& problem_;
-  const LinearArgs& args_;
-  const LinearSequence& sequence_;
-  int64_t head_;
-  int64_t max_rows_;
-  int64_t ld_k_, ld_v_;
   const DeltaStateMemory& memory_;
 };
 

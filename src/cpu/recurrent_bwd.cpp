@@ -86,20 +86,13 @@ struct RecurrentBwdMemory {
 };
 
 /// Some strips of one state of one sequence.
-class RecurrentBwdStream {
+class RecurrentBwdStream : public StripedState {
  public:
   RecurrentBwdStream(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                      const LinearArgs& args, const LinearSequence& sequence, int64_t head,
                      const StripRange& keys, const StripRange& values,
                      const RecurrentBwdMemory& shared, const RecurrentStateMemory& memory)
-      : kernels_(isa.linear->recurrent),
-        problem_(problem),
-        args_(args),
-        sequence_(sequence),
-        head_(head),
-        max_rows_(plan.chunk_size),
-        ld_k_(strip_columns(kernels_, problem.head_dim)),
-        ld_v_(strip_columns(kernels_, problem.head_dim_v)),
+      : StripedState(isa, problem, plan, args, sequence, head),
         shared_(shared),
         memory_(memory),
         bonus_(bonus_of(problem, args, head)),
@@ -108,8 +101,9 @@ class RecurrentBwdStream {
 
   void begin() {
     std::fill_n(memory_.dbonus, problem_.head_dim, 0.0);
-    load(args_.initial_states.state, memory_.state, nullptr);
-    load(args_.dfinal_states.state, memory_.dstate_transposed, memory_.dstate);
+    load_keys(args_.initial_states.state, memory_.state);
+    load_keys(args_.dfinal_states.state, memory_.dstate_transposed);
+    load_value_strips(args_.dfinal_states.state, value_strips(), shared_.rows, memory_.dstate);
   }
 
   /// Chunk n. The lists that it points to are there until the next call but one.
@@ -117,7 +111,6 @@ class RecurrentBwdStream {
     turn_ = 1 - turn_;
     return make_chunk(n * max_rows_, addresses_[turn_]);
   }
-  int64_t num_chunks() const { return ceil_div(sequence_.length, max_rows_); }
 
   /// Between the chunks forward and back.
   void turn_back() {
@@ -133,13 +126,9 @@ class RecurrentBwdStream {
 
   void end(ParameterSums& sums) const {
     const int64_t width = kernels_.strip_width;
-    const int64_t column = values_.first * width;
-    const int64_t columns = std::min(values_.count * width, problem_.head_dim_v - column);
-    if (columns > 0) {
-      kernels_.store_strips(memory_.dstate + column * problem_.head_dim, problem_.head_dim,
-                            problem_.head_dim_v, values_.first, values_.count, shared_.rows, ld_v_);
-      store_state_columns(args_.dinitial_states.state, sequence_.batch_idx, head_, column, columns,
-                          ld_v_, shared_.rows + column);
+    if (values_.count > 0) {
+      store_value_strips(args_.dinitial_states.state, values_, shared_.rows,
+                         memory_.dstate + values_.first * width * problem_.head_dim);
     }
     const int64_t end = std::min((keys_.first + keys_.count) * width, problem_.head_dim);
     for (int64_t i = keys_.first * width; i < end && !bonus_.empty(); ++i) {
@@ -148,25 +137,8 @@ class RecurrentBwdStream {
   }
 
  private:
-  /// A state or its gradient as strips of the transposed one, and of itself where they are wanted.
-  void load(const TensorView& tensor, float* transposed, float* straight) const {
-    std::fill_n(shared_.rows, problem_.head_dim * ld_v_, 0.0f);
-    load_state_columns(tensor, sequence_.batch_idx, head_, 0, problem_.head_dim_v, ld_v_,
-                       shared_.rows);
-    for (int64_t j = 0; j < problem_.head_dim_v; ++j) {
-      for (int64_t i = 0; i < problem_.head_dim; ++i) {
-        shared_.transposed_rows[j * ld_k_ + i] = shared_.rows[i * ld_v_ + j];
-      }
-    }
-    kernels_.load_strips(shared_.transposed_rows, ld_k_, problem_.head_dim_v, problem_.head_dim, 0,
-                         ld_k_ / kernels_.strip_width, transposed);
-    if (straight == nullptr) return;
-    kernels_.load_strips(shared_.rows, ld_v_, problem_.head_dim, problem_.head_dim_v, 0,
-                         ld_v_ / kernels_.strip_width, straight);
-  }
-
-  ChunkRows rows(const TensorView& tensor, int64_t head, int64_t begin) const {
-    return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
+  void load_keys(const TensorView& tensor, float* to) const {
+    load_key_strips(tensor, key_strips(), shared_.rows, shared_.transposed_rows, to);
   }
 
   /// Where the state before a row is kept; null where it is not.
@@ -229,13 +201,6 @@ class RecurrentBwdStream {
     return chunk;
   }
 
-  const RecurrentKernels& kernels_;
-  const LinearProblem& problem_;
-  const LinearArgs& args_;
-  const LinearSequence& sequence_;
-  int64_t head_;
-  int64_t max_rows_;
-  int64_t ld_k_, ld_v_;
   const RecurrentBwdMemory& shared_;
   const RecurrentStateMemory& memory_;
   KeptList<float> bonus_;

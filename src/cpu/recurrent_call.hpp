@@ -30,6 +30,56 @@ const VectorDecayPairKernels* vector_decay_pairs(const IsaEntry& isa, const Line
 /// Of one head, as kernels take it; empty where there is none.
 KeptList<float> bonus_of(const LinearProblem& problem, const LinearArgs& args, int64_t head);
 
+/// One state of one sequence, which kernels take in strips and some rows at a time.
+class StripedState {
+ public:
+  int64_t num_chunks() const { return ceil_div(sequence_.length, max_rows_); }
+  StripRange value_strips() const { return {0, ld_v_ / kernels_.strip_width}; }
+  StripRange key_strips() const { return {0, ld_k_ / kernels_.strip_width}; }
+
+ protected:
+  StripedState(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
+               const LinearArgs& args, const LinearSequence& sequence, int64_t head)
+      : kernels_(isa.linear->recurrent),
+        problem_(problem),
+        args_(args),
+        sequence_(sequence),
+        head_(head),
+        max_rows_(plan.chunk_size),
+        ld_k_(strip_columns(kernels_, problem.head_dim)),
+        ld_v_(strip_columns(kernels_, problem.head_dim_v)) {}
+
+  /// A head of a tensor from row `begin` of the sequence on.
+  ChunkRows rows(const TensorView& tensor, int64_t head, int64_t begin) const {
+    return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
+  }
+
+  /// Strips of a state, or of a gradient of one, from the caller's tensor, and back to it; without
+  /// a tensor they are zeros. `rows` is room for the state by rows.
+  void load_value_strips(const TensorView& tensor, const StripRange& strips, float* rows,
+                         float* to) const;
+  void store_value_strips(const TensorView& tensor, const StripRange& strips, float* rows,
+                          const float* from) const;
+  /// The same of the transposed state, with room for that too.
+  void load_key_strips(const TensorView& tensor, const StripRange& strips, float* rows,
+                       float* transposed_rows, float* to) const;
+
+  const RecurrentKernels& kernels_;
+  const LinearProblem& problem_;
+  const LinearArgs& args_;
+  const LinearSequence& sequence_;
+  int64_t head_;
+  int64_t max_rows_;
+  int64_t ld_k_, ld_v_;  ///< columns of whole strips
+
+ private:
+  void load_rows(const TensorView& tensor, int64_t first, int64_t count, float* rows) const;
+  int64_t columns_of(const StripRange& strips) const {
+    return std::min((strips.first + strips.count) * kernels_.strip_width, problem_.head_dim_v) -
+           strips.first * kernels_.strip_width;
+  }
+};
+
 /// A plan with one task for each state of each sequence; `Memory` is what a worker takes.
 template <class Memory>
 LinearPlan plan_states(const IsaEntry& isa, const LinearProblem& problem,

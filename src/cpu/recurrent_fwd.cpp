@@ -47,45 +47,24 @@ struct RecurrentMemory {
 };
 
 /// Some strips of one state of one sequence.
-class RecurrentStream {
+class RecurrentStream : public StripedState {
  public:
   RecurrentStream(const IsaEntry& isa, const LinearProblem& problem, const LinearPlan& plan,
                   const LinearArgs& args, const LinearSequence& sequence, int64_t head)
-      : kernels_(isa.linear->recurrent),
+      : StripedState(isa, problem, plan, args, sequence, head),
         fwd_chunk_(FwdKernels(isa, problem).chunk),
-        problem_(problem),
-        args_(args),
-        sequence_(sequence),
-        head_(head),
-        max_rows_(plan.chunk_size),
-        ld_(strip_columns(kernels_, problem.head_dim_v)),
         bonus_(bonus_of(problem, args, head)) {}
 
-  void run(int64_t first_strip, int64_t num_strips, const RecurrentMemory& memory) {
-    const int64_t first = first_strip * kernels_.strip_width;
-    const int64_t count =
-        std::min((first_strip + num_strips) * kernels_.strip_width, problem_.head_dim_v) - first;
-    std::fill_n(memory.state, problem_.head_dim * ld_, 0.0f);
-    load_state_columns(args_.initial_states.state, sequence_.batch_idx, head_, first, count, ld_,
-                       memory.state + first);
-    kernels_.load_strips(memory.state, ld_, problem_.head_dim, problem_.head_dim_v, first_strip,
-                         num_strips, memory.strips);
+  void run(const StripRange& strips, const RecurrentMemory& memory) {
+    load_value_strips(args_.initial_states.state, strips, memory.state, memory.strips);
     for (int64_t begin = 0; begin < sequence_.length; begin += max_rows_) {
-      run_rows(begin, std::min(max_rows_, sequence_.length - begin), first_strip, num_strips,
-               memory);
+      run_rows(begin, std::min(max_rows_, sequence_.length - begin), strips, memory);
     }
-    kernels_.store_strips(memory.strips, problem_.head_dim, problem_.head_dim_v, first_strip,
-                          num_strips, memory.state, ld_);
-    store_state_columns(args_.final_states.state, sequence_.batch_idx, head_, first, count, ld_,
-                        memory.state + first);
+    store_value_strips(args_.final_states.state, strips, memory.state, memory.strips);
   }
 
  private:
-  ChunkRows rows(const TensorView& tensor, int64_t head, int64_t begin) const {
-    return chunk_rows(timed_rows(problem_, tensor, sequence_, head), begin);
-  }
-
-  void run_rows(int64_t begin, int64_t count, int64_t first_strip, int64_t num_strips,
+  void run_rows(int64_t begin, int64_t count, const StripRange& strips,
                 const RecurrentMemory& memory) {
     const LinearOp& op = *problem_.op;
     const LinearTensors& in = args_.inputs;
@@ -105,8 +84,8 @@ class RecurrentStream {
     chunk.max_rows = max_rows_;
     chunk.head_dim = problem_.head_dim;
     chunk.head_dim_v = problem_.head_dim_v;
-    chunk.first_strip = first_strip;
-    chunk.num_strips = num_strips;
+    chunk.first_strip = strips.first;
+    chunk.num_strips = strips.count;
     chunk.q = q_.data();
     chunk.out = out_.data();
     chunk.num_members = problem_.heads_a_state();
@@ -126,14 +105,7 @@ class RecurrentStream {
     fwd_chunk_(chunk);
   }
 
-  const RecurrentKernels& kernels_;
   void (*fwd_chunk_)(const RecurrentChunk& chunk);
-  const LinearProblem& problem_;
-  const LinearArgs& args_;
-  const LinearSequence& sequence_;
-  int64_t head_;
-  int64_t max_rows_;
-  int64_t ld_;
   KeptList<float> bonus_;
   KeptList<ChunkRows> q_, out_;
 };
@@ -186,7 +158,7 @@ void launch_recurrent_fwd(const IsaEntry& isa, const LinearProblem& problem, con
     const int64_t first = task % parts * strips_a_task;
     const auto& sequence = sequences[static_cast<size_t>(stream / problem.num_state_heads)];
     RecurrentStream(isa, problem, plan, args, sequence, stream % problem.num_state_heads)
-        .run(first, std::min(strips_a_task, num_strips - first), memory);
+        .run({first, std::min(strips_a_task, num_strips - first)}, memory);
   });
 }
 
