@@ -74,18 +74,21 @@ std::vector<std::string> read_all(const char* const (&names)[count]) {
 std::string env_implementation() { return read("FLASHTILE_IMPL"); }
 
 void check_env_implementation(std::string_view asked) {
-  std::vector<std::string> names;
+  std::vector<std::string> endings;
   for (const OpSpec* op : all_ops()) {
     for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
       for (const std::string& name : op->implementations(device)) {
         if (names_implementation(asked, op->name, name)) return;
-        names.push_back(name);
+        std::string ending = name.substr(std::min(op->name.size() + 1, name.size()));
+        if (std::find(endings.begin(), endings.end(), ending) == endings.end()) {
+          endings.push_back(std::move(ending));
+        }
       }
     }
   }
-  const std::vector<std::string_view> choices(names.begin(), names.end());
+  const std::vector<std::string_view> choices(endings.begin(), endings.end());
   fail("FLASHTILE_IMPL", std::string(asked),
-       choice_text(choices) + ", or such a name without its op");
+       choice_text(choices) + ", or an op's name with one behind it, as attention_fwd_reference");
 }
 
 int env_num_threads() { return static_cast<int>(read_number("FLASHTILE_NUM_THREADS", 1, 4095, 0)); }

@@ -3,7 +3,6 @@
 // Problem texts: reading and writing. problem_call.cpp turns them into calls and back.
 #include "core/problem_text.hpp"
 
-#include <algorithm>
 #include <set>
 
 #include "core/text.hpp"
@@ -44,7 +43,7 @@ class Parser {
   ProblemText parse() {
     const std::string_view op = word();
     problem_.spec = find_op(op);
-    if (problem_.spec == nullptr) fail(0, "unknown op '" + std::string(op) + "'" + known_ops());
+    if (problem_.spec == nullptr) fail_unknown_op(op);
     while (accept(':')) parse_item();
     if (accept('@')) parse_implementation();
     if (pos_ != text_.size()) fail(pos_, "'" + std::string(1, text_[pos_]) + "' is not expected");
@@ -57,12 +56,29 @@ class Parser {
                 "problem text, column " + std::to_string(pos + 1) + ": " + what);
   }
 
-  static std::string known_ops() {
-    std::string text;
+  /// `known`: what to say where no name is near.
+  [[noreturn]] static void fail_unknown(size_t pos, const char* what, std::string_view name,
+                                        std::span<const std::string_view> names,
+                                        const std::string& known) {
+    const std::string_view nearest = nearest_name(name, names);
+    fail(pos, std::string("unknown ") + what + " '" + std::string(name) + "'; " +
+                  (nearest.empty() ? known : "did you mean '" + std::string(nearest) + "'?"));
+  }
+
+  /// Ops of one stem stand together: "gla_fwd, _bwd, _step".
+  [[noreturn]] static void fail_unknown_op(std::string_view op) {
+    std::string known = "known:";
+    std::vector<std::string_view> names;
+    std::string_view stem;
     for (const OpSpec* spec : all_ops()) {
-      text += (text.empty() ? "; known: " : ", ") + std::string(spec->name);
+      const size_t end = std::min(spec->name.rfind('_'), spec->name.size());
+      const bool is_same = spec->name.substr(0, end) == stem;
+      stem = spec->name.substr(0, end);
+      known += names.empty() ? " " : ", ";
+      known += is_same ? spec->name.substr(end) : spec->name;
+      names.push_back(spec->name);
     }
-    return text;
+    fail_unknown(0, "op", op, names, known);
   }
 
   bool at(char c) const { return pos_ < text_.size() && text_[pos_] == c; }
@@ -92,12 +108,21 @@ class Parser {
       problem_.dtype = dtype;
       return;
     }
-    fail(begin, "unknown item '" + std::string(name) + "'" + known_items());
+    fail_unknown_item(begin, name);
+  }
+
+  [[noreturn]] void fail_unknown_item(size_t pos, std::string_view name) const {
+    std::vector<std::string_view> names;
+    for (const DimSpec& dim : problem_.spec->dims) names.push_back(dim.name);
+    for (const TensorSpec& row : problem_.spec->tensors) names.push_back(row.name);
+    for (const OptionSpec& row : problem_.spec->options) names.push_back(row.name);
+    for (const std::string_view dtype : {"f32", "f16", "bf16", "f64"}) names.push_back(dtype);
+    fail_unknown(pos, "item", name, names, known_items());
   }
 
   std::string known_items() const {
     const OpSpec& spec = *problem_.spec;
-    std::string text = "; " + std::string(spec.name) + " has sizes";
+    std::string text = std::string(spec.name) + " has sizes";
     for (const DimSpec& dim : spec.dims)
       text += " " + std::string(dim.code.empty() ? dim.name : dim.code);
     text += ", tensors";

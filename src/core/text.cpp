@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/text.hpp"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <system_error>
+#include <vector>
 
 namespace flashtile {
 namespace {
@@ -20,6 +22,22 @@ std::optional<T> parse_number(std::string_view text) {
   return value;
 }
 
+/// Letters to insert, leave out or exchange.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t exchanged = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({exchanged, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
 }  // namespace
 
 bool is_identifier(std::string_view text) {
@@ -33,6 +51,18 @@ bool is_identifier(std::string_view text) {
 std::optional<int64_t> parse_int(std::string_view text) { return parse_number<int64_t>(text); }
 std::optional<uint64_t> parse_uint(std::string_view text) { return parse_number<uint64_t>(text); }
 std::optional<double> parse_float(std::string_view text) { return parse_number<double>(text); }
+
+std::string_view nearest_name(std::string_view misspelt, std::span<const std::string_view> names) {
+  std::string_view nearest;
+  size_t limit = misspelt.size() / 3 + 1;
+  for (const std::string_view name : names) {
+    const size_t found = distance(misspelt, name);
+    if (found >= limit) continue;
+    limit = found;
+    nearest = name;
+  }
+  return nearest;
+}
 
 std::string float_text(double value) {
   std::array<char, 32> buffer;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -17,6 +18,10 @@ bool is_identifier(std::string_view text);
 std::optional<int64_t> parse_int(std::string_view text);
 std::optional<uint64_t> parse_uint(std::string_view text);
 std::optional<double> parse_float(std::string_view text);
+
+/// The name that a misspelt one may stand for: the one that the fewest letters away, at most a
+/// third of them, make of it. Empty: none.
+std::string_view nearest_name(std::string_view misspelt, std::span<const std::string_view> names);
 
 /// The shortest text that reads back as the same number.
 std::string float_text(double value);
