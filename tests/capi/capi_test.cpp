@@ -3,7 +3,6 @@
 // The C face seen from inside: completeness of the bindings, struct sizes, null pointers.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 #include <set>
@@ -15,12 +14,14 @@
 #include "capi/status.hpp"
 #include "flashtile/error.hpp"
 #include "flashtile/flashtile.h"
+#include "support/error_of.hpp"
 
 namespace flashtile {
 namespace {
 
 using capi::AttentionMember;
 using capi::MemberKind;
+using test::error_of;
 
 const OpSpec& spec_of(const char* op) { return *find_op(op); }
 
@@ -34,17 +35,6 @@ OpCall attention_call(const OpSpec& spec, const flashtile_attention_args& given)
   OpCall call(spec);
   capi::read_attention_args(spec, given, *static_cast<AttentionArgs*>(call.args()));
   return call;
-}
-
-template <class Function>
-std::string error_of(const Function& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(CapiAttention, EveryRowOfTheTablesIsBound) {

@@ -4,8 +4,6 @@
 // are longer than anything.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 #include "flashtile/error.hpp"
 #include "support/attention_runs.hpp"
 

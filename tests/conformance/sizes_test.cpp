@@ -4,8 +4,6 @@
 // not used, so that offsets of more than 2^31 elements cost nothing.
 #include <gtest/gtest.h>
 
-#include <memory>
-
 #include "support/attention_runs.hpp"
 #include "support/guarded_memory.hpp"
 #include "tensors.hpp"

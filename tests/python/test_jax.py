@@ -11,6 +11,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + \
 import numpy as np  # noqa: E402
 import plain  # noqa: E402
 import pytest  # noqa: E402
+from jax_cpu import on_the_cpu  # noqa: E402, F401
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy
@@ -18,13 +19,6 @@ jnp = jax.numpy
 import flashtile.jax as fj  # noqa: E402
 
 import flashtile  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    """Also where JAX has a GPU, whose arrays flashtile.attention does not take."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 3e-6), ("bfloat16", 2.5e-2)])

@@ -4,19 +4,13 @@
 import linear_cases
 import numpy as np
 import pytest
+from jax_cpu import on_the_cpu  # noqa: F401
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 import jax.numpy as jnp  # noqa: E402
 
 import flashtile.jax.linear as linear  # noqa: E402
 from flashtile._linear import operators  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    """Also where JAX has a GPU: linear attention has kernels on CPUs."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 @pytest.mark.parametrize("path", linear_cases.PATHS, ids=lambda path: path.stem)

@@ -10,21 +10,13 @@
 #include <thread>
 
 #include "flashtile/error.hpp"
+#include "support/error_of.hpp"
 #include "toy_op.hpp"
 
 namespace flashtile {
 namespace {
 
-template <class Function>
-std::string error_of(const Function& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-    return error.what();
-  }
-  return "no error";
-}
+using test::error_of;
 
 const OpSpec& toy_spec() { return toy::scale_rows_spec(); }
 const toy::ScaleRowsArgs& args_of(const OpCall& call) {
