@@ -17,12 +17,15 @@ namespace flashtile {
 
 /// What runs over time, and parameters. Each op has some of them; in comments the name that the
 /// op's table has where it is another one. (batch, seqlen, heads, dim), or packed (total, heads,
-/// dim); f32, f16 or bf16; any strides.
+/// dim), gates of a head without the last; f32, f16 or bf16; any strides. `flashtile info OP`
+/// prints the shapes and dtypes of an op.
 struct LinearTensors {
-  TensorView q;        ///< queries; mamba1, mamba2: C; rwkv6, rwkv7: r
-  TensorView k;        ///< keys; mamba1, mamba2: B
-  TensorView v;        ///< values; mamba2, hgrn: x; mamba1: u
-  TensorView g;        ///< log decay; -inf resets exactly; rwkv4, rwkv6, rwkv7: w
+  TensorView q;  ///< queries; mamba1, mamba2: C; rwkv6, rwkv7: r
+  TensorView k;  ///< keys; mamba1, mamba2: B
+  TensorView v;  ///< values; mamba2, hgrn: x; mamba1: u
+  /// Natural log of the decay: one for a head, or for each key dimension (vector decay, kda, low
+  /// rank). -inf resets exactly. rwkv4, rwkv6, rwkv7: w.
+  TensorView g;
   TensorView g_gamma;  ///< (heads) constant log decay; has no gradient
   TensorView i;        ///< input gate before its activation
   TensorView f;        ///< forget gate before its activation
@@ -60,7 +63,8 @@ struct LinearStates {
 /// writes `out` and `final_states`; a backward op reads `dout` and `dfinal_states` as well and
 /// writes `gradients` and `dinitial_states`, each where it is wanted. A step op takes one row of
 /// each sequence, (batch, heads, dim), and takes `states` past it in place. Everything that an op
-/// does not have is an error, and so is whatever its table says; nothing has been written then.
+/// does not have is an error, and so is whatever its table refuses: each function throws Error, and
+/// nothing has been written then.
 struct LinearArgs {
   LinearTensors inputs;
   LinearTensors gradients;  ///< in the place of what they are the gradient of; alike
@@ -97,15 +101,16 @@ struct LinearArgs {
 
 // Scalar decay: S_t = exp(a_t) S_{t-1} + w_t k_t v_t', o_t = S_t' (scale q_t), one a_t for a head.
 
-/// a = 0, w = 1; `normalize`: o / (q.z + 1e-10) with z the sum of keys (Katharopoulos 2020).
+/// a = 0, w = 1; `normalize`: o / (q.z + 1e-10) with z the sum of keys (Katharopoulos 2020,
+/// arXiv:2006.16236).
 FLASHTILE_API void linear_attention_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void linear_attention_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void linear_attention_step(const LinearArgs& args, const Context& context = {});
-/// a = log(1 - 2^(-5-h)) for head h (RetNet, Sun 2023).
+/// a = log(1 - 2^(-5-h)) for head h (RetNet, Sun 2023, arXiv:2307.08621).
 FLASHTILE_API void retention_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void retention_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void retention_step(const LinearArgs& args, const Context& context = {});
-/// a = -(8/H) (1 - layer/layers) h (Lightning attention, Qin 2024).
+/// a = -(8/H) (1 - layer/layers) h (Lightning attention, Qin 2024, arXiv:2401.04658).
 FLASHTILE_API void lightning_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void lightning_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void lightning_step(const LinearArgs& args, const Context& context = {});
@@ -113,55 +118,57 @@ FLASHTILE_API void lightning_step(const LinearArgs& args, const Context& context
 FLASHTILE_API void simple_gla_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void simple_gla_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void simple_gla_step(const LinearArgs& args, const Context& context = {});
-/// State-space duality (Dao 2024): d = dt + dt_bias, softplus with dt_softplus, clamped; a = d A,
-/// w = d, and D v is added to o. scale is 1.
+/// State-space duality (Dao 2024, arXiv:2405.21060): d = dt + dt_bias, softplus with dt_softplus,
+/// clamped; a = d A, w = d, and D v is added to o. scale is 1.
 FLASHTILE_API void mamba2_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mamba2_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mamba2_step(const LinearArgs& args, const Context& context = {});
-/// xLSTM's matrix memory (Beck 2024): m = max(logsigmoid(f) + m', i), a = logsigmoid(f) + m' - m,
-/// w = exp(i - m); o / (max(|q.n|, exp(-m)) + 1e-6). m is held constant in gradients, the divisor
-/// is not.
+/// xLSTM's matrix memory (Beck 2024, arXiv:2405.04517): m = max(logsigmoid(f) + m', i),
+/// a = logsigmoid(f) + m' - m, w = exp(i - m); o / (max(|q.n|, exp(-m)) + 1e-6). m is held constant
+/// in gradients, the divisor is not.
 FLASHTILE_API void mlstm_exp_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mlstm_exp_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mlstm_exp_step(const LinearArgs& args, const Context& context = {});
-/// a = logsigmoid(f), w = sigmoid(i); `normalize`: o / (max(|q.n|, 1) + 1e-6).
+/// a = logsigmoid(f), w = sigmoid(i); `normalize`: o / (max(|q.n|, 1) + 1e-6) (Beck 2025,
+/// arXiv:2503.14376).
 FLASHTILE_API void mlstm_sig_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mlstm_sig_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mlstm_sig_step(const LinearArgs& args, const Context& context = {});
 
 // Vector decay: S_t = Diag(exp(g_t)) S_{t-1} + k_t v_t', a decay for each key dimension.
 
-/// o_t = S_t' (scale q_t) (Yang 2024).
+/// o_t = S_t' (scale q_t) (Yang 2024, arXiv:2312.06635).
 FLASHTILE_API void gla_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gla_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gla_step(const LinearArgs& args, const Context& context = {});
-/// o_t = (S_{t-1} + Diag(u_bonus) k_t v_t')' (scale r_t) (Peng 2024).
+/// o_t = (S_{t-1} + Diag(u_bonus) k_t v_t')' (scale r_t) (Peng 2024, arXiv:2404.05892).
 FLASHTILE_API void rwkv6_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv6_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv6_step(const LinearArgs& args, const Context& context = {});
-/// Gated slot attention (Zhang 2024): two such states, of keys and of values in slots, and a
-/// softmax over the slots: o = Sv' softmax(Sk' (scale q)), Sk = Sk Diag(exp(g)) + k s', Sv =
-/// Diag(exp(g)) Sv
-/// + s v'.
+/// Gated slot attention (Zhang 2024, arXiv:2409.07146): two such states, of keys and of values in
+/// slots, and a softmax over the slots: o = Sv' softmax(Sk' (scale q)),
+/// Sk = Sk Diag(exp(g)) + k s', Sv = Diag(exp(g)) Sv + s v'.
 FLASHTILE_API void gsa_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gsa_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gsa_step(const LinearArgs& args, const Context& context = {});
 
 // Delta rules: what k reads of the state is corrected towards v. R is the decayed state.
 
-/// S = R + k (beta (v - R' k))' with R = S_{t-1} (Schlag 2021, Yang 2024).
+/// S = R + k (beta (v - R' k))' with R = S_{t-1} (Schlag 2021; Yang 2024,
+/// arXiv:2406.06484).
 FLASHTILE_API void delta_rule_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void delta_rule_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void delta_rule_step(const LinearArgs& args, const Context& context = {});
-/// The same with R = exp(g) S_{t-1}, one g for a head.
+/// The same with R = exp(g) S_{t-1}, one g for a head (Yang 2024, arXiv:2412.06464).
 FLASHTILE_API void gated_delta_rule_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gated_delta_rule_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void gated_delta_rule_step(const LinearArgs& args, const Context& context = {});
-/// The same with R = Diag(exp(g)) S_{t-1} (Kimi delta attention).
+/// The same with R = Diag(exp(g)) S_{t-1} (Kimi delta attention, arXiv:2510.26692).
 FLASHTILE_API void kda_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void kda_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void kda_step(const LinearArgs& args, const Context& context = {});
-/// S = Diag(exp(w)) S_{t-1} + b (S_{t-1}' a)' + k v', scale 1 (RWKV-7, Peng 2025).
+/// S = Diag(exp(w)) S_{t-1} + b (S_{t-1}' a)' + k v', scale 1 (RWKV-7, Peng 2025,
+/// arXiv:2503.14456).
 FLASHTILE_API void rwkv7_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv7_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv7_step(const LinearArgs& args, const Context& context = {});
@@ -176,23 +183,24 @@ FLASHTILE_API void iplr_delta_rule_step(const LinearArgs& args, const Context& c
 
 // Element-wise scans: channels instead of heads and key dimensions.
 
-/// o = S = exp(g) S_{t-1} + x (Qin 2023).
+/// o = S = exp(g) S_{t-1} + x (Qin 2023, arXiv:2311.04823).
 FLASHTILE_API void hgrn_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void hgrn_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void hgrn_step(const LinearArgs& args, const Context& context = {});
-/// Selective scan (Gu 2023): S = exp(d A) S_{t-1} + d u B, o = (S.C + D u) silu(z), d as in mamba2.
+/// Selective scan (Gu 2023, arXiv:2312.00752): S = exp(d A) S_{t-1} + d u B,
+/// o = (S.C + D u) silu(z), d as in mamba2.
 FLASHTILE_API void mamba1_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mamba1_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void mamba1_step(const LinearArgs& args, const Context& context = {});
-/// A weighted mean of values (Peng 2023), whose state (sequences, 3, channels) has the sums alpha
-/// and beta relative to exp(eps), and eps; absent: 0, 0, -inf.
+/// A weighted mean of values (Peng 2023, arXiv:2305.13048), whose state (sequences, 3, channels)
+/// has the sums alpha and beta relative to exp(eps), and eps; absent: 0, 0, -inf.
 FLASHTILE_API void rwkv4_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv4_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void rwkv4_step(const LinearArgs& args, const Context& context = {});
-/// xLSTM's scalar memory (Beck 2024), whose gates read the output h of the row before through R,
-/// weight (heads, 4, dim, dim) in the order i, f, z, o: c = k c' + e tanh(z~), n = k n' + e, h =
-/// sigmoid(o~) c / n, with e and k those of mlstm_exp. An absent maximum is -inf, which gives the
-/// first row all the weight. m is held constant in gradients.
+/// xLSTM's scalar memory (Beck 2024, arXiv:2405.04517), whose gates read the output h of the row
+/// before through R, weight (heads, 4, dim, dim) in the order i, f, z, o: c = k c' + e tanh(z~), n
+/// = k n' + e, h = sigmoid(o~) c / n, with e and k those of mlstm_exp. An absent maximum is -inf,
+/// which gives the first row all the weight. m is held constant in gradients.
 FLASHTILE_API void slstm_fwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void slstm_bwd(const LinearArgs& args, const Context& context = {});
 FLASHTILE_API void slstm_step(const LinearArgs& args, const Context& context = {});
