@@ -2,7 +2,6 @@
 #include "attend_call.hpp"
 
 #include <algorithm>
-#include <set>
 
 #include "core/shape_spec.hpp"
 #include "files/npy.hpp"

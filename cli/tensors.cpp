@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tensors.hpp"
 
-#include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "core/element.hpp"

@@ -13,7 +13,6 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include <cstring>
 #include <fstream>
 #include <functional>
 #include <iostream>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "plain/attention_head.hpp"

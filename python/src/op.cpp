@@ -2,7 +2,6 @@
 #include "op.hpp"
 
 #include <algorithm>
-#include <optional>
 
 #include "core/fail.hpp"
 #include "core/problem_text.hpp"

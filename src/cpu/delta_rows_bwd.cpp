@@ -5,7 +5,6 @@
 // heads are fewer than workers, parts of a state's value dimensions and then parts of its key
 // dimensions are tasks, some chunks at a time. What a strip gives does not depend on that.
 #include <algorithm>
-#include <vector>
 
 #include "core/executor.hpp"
 #include "cpu/recurrent_call.hpp"

@@ -2,7 +2,6 @@
 #include "cpu/linear_call.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "cpu/cpu_info.hpp"

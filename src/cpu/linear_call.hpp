@@ -3,8 +3,6 @@
 // What the launchers of linear attention share: rows and states as kernels take them.
 #pragma once
 
-#include <vector>
-
 #include "cpu/kernels/linear_kernels.hpp"
 #include "ops/linear/implementation.hpp"
 #include "ops/linear/sequences.hpp"

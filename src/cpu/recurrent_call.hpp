@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "core/workspace.hpp"
 #include "cpu/attention_call.hpp"

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <span>
-#include <sstream>
 
 #include "core/env.hpp"
 #include "cpu/attention_call.hpp"

@@ -3,8 +3,6 @@
 // The launchers of scans on the CPU: blocks of channels of a sequence.
 #pragma once
 
-#include <vector>
-
 #include "core/workspace.hpp"
 #include "cpu/attention_call.hpp"
 #include "cpu/linear_call.hpp"

@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 #include <sys/time.h>
 
-#include <algorithm>
 #include <random>
 #include <thread>
 

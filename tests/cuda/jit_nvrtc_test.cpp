@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The compiler and the reader of its machine code, without a GPU.
-#include <algorithm>
 
 #include "core/gpu_model.hpp"
 #include "cuda/jit/cubin.hpp"

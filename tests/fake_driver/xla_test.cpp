@@ -2,7 +2,6 @@
 //
 // Calls as XLA makes them, on a device that computes nothing, by a runtime that refuses what XLA
 // refuses.
-#include <array>
 #include <cstdlib>
 #include <string>
 #include <vector>

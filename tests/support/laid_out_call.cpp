@@ -2,7 +2,6 @@
 #include "support/laid_out_call.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 #include "support/tensor.hpp"

@@ -5,8 +5,6 @@
 
 #include <bit>
 #include <cmath>
-#include <limits>
-#include <random>
 
 namespace flashtile {
 namespace {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <random>
 
 #include "unit/simd_float_bits.hpp"
 #include "unit/simd_guarded.hpp"

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
 #include "core/kept.hpp"
 #include "core/kept_list.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention/reference.hpp"
 
-#include <cmath>
 #include <limits>
 
 #include "core/element.hpp"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention/reference_row.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 

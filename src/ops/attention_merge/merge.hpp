@@ -3,9 +3,7 @@
 // attention_merge: arguments, problem, implementations.
 #pragma once
 
-#include <cmath>
 #include <limits>
-#include <span>
 #include <string>
 #include <vector>
 

@@ -3,8 +3,6 @@
 // Rows of tables that several ops have.
 #pragma once
 
-#include <array>
-
 #include "ops/linear/op.hpp"
 
 namespace flashtile {

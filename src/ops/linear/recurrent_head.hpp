@@ -3,8 +3,6 @@
 // What the references of the families share: a state that goes from row to row, in double.
 #pragma once
 
-#include <cmath>
-
 #include "ops/linear/implementation.hpp"
 #include "ops/linear/parameter_sums.hpp"
 #include "ops/linear/sequences.hpp"
