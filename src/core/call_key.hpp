@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/kept_list.hpp"
+#include "core/op_spec.hpp"
 #include "flashtile/context.hpp"
 #include "flashtile/tensor.hpp"
 
@@ -39,6 +40,32 @@ class CallTensors {
     bool is_written;
   };
   KeptList<Entry> tensors_;
+};
+
+/// The key of a call of an op whose table has neither families nor tensors that are written only at
+/// times: options, shapes and strides, and outputs that share no memory with anything.
+template <class Args>
+struct TableKey {
+  /// Becomes the key of a call, in the memory of the key that it was.
+  void assign(const OpSpec& op, const Args& call_args, const Context& context) {
+    spec = &op;
+    args = call_args;
+    assign_asked(asked, context);
+    CallTensors tensors(op.tensors.size());
+    for (const TensorSpec& row : op.tensors) {
+      TensorView& tensor = *row.access(&args, {}, /*create=*/false);
+      if (tensor) tensors.add(tensor, row.direction != Direction::kIn);
+    }
+    may_be_kept = !tensors.overlap();
+    tensors.forget_addresses();
+  }
+
+  const OpSpec* spec = nullptr;
+  Args args;          ///< without addresses
+  std::string asked;  ///< implementations asked for, by the context and the environment
+  bool may_be_kept = true;
+
+  bool operator==(const TableKey&) const = default;
 };
 
 }  // namespace flashtile

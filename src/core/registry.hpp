@@ -30,6 +30,18 @@ struct Implementation {
   DeviceType device = DeviceType::kCpu;  ///< where its tensors lie
 };
 
+/// A call as far as it comes before its launch.
+template <class Problem, class Plan, class Inputs>
+struct PlannedCall {
+  Problem problem;
+  const Implementation<Problem, Plan, Inputs>* implementation = nullptr;
+  Plan plan;
+
+  void launch(const Inputs& inputs, const Context& context) const {
+    implementation->launch(problem, plan, inputs, context);
+  }
+};
+
 /// "avx512" and "attention_fwd_avx512" both name attention_fwd_avx512.
 inline bool names_implementation(std::string_view asked, std::string_view op,
                                  std::string_view name) {

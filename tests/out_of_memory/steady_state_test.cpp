@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "counted_new.hpp"
+#include "flashtile/merge.hpp"
 #include "support/attention_runs.hpp"
 #include "support/linear_problems.hpp"
 
@@ -376,6 +377,21 @@ TEST(Allocations, OfDecodingWithOptionsAreNone) {
             << implementation << " with " << feature.name << ", " << dtype_name(dtype);
       }
     }
+  }
+}
+
+TEST(Allocations, OfMergingAreNone) {
+  const Tensor out_parts = Tensor::random(DType::kBF16, {3, 2, 5, 4, 32}, 1);
+  const Tensor lse_parts = Tensor::random(DType::kF32, {3, 2, 4, 5}, 2);
+  const Tensor out(DType::kBF16, {2, 5, 4, 32});
+  const Tensor lse(DType::kF32, {2, 4, 5});
+  for (const std::string& implementation : all_kernels()) {
+    OwnMemory memory(implementation);
+    EXPECT_EQ(allocations_of([&](int64_t) {
+                attention_merge(out_parts, lse_parts, out, lse, memory.context);
+              }),
+              0)
+        << implementation;
   }
 }
 

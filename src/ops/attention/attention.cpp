@@ -63,13 +63,13 @@ PreparedCall prepare(const AttentionArgs& args, bool is_backward, const Context&
 
 void launch(const PreparedCall& call, const AttentionArgs& args, const Context& context) {
   if (call.problem.device == context.device) {
-    call.implementation->launch(call.problem, call.plan, args, context);
+    call.launch(args, context);
     return;
   }
   // The tensors say where the call runs.
   Context placed = context;
   placed.device = call.problem.device;
-  call.implementation->launch(call.problem, call.plan, args, placed);
+  call.launch(args, placed);
 }
 
 CallMemory& calls_of_this_thread() {
@@ -132,7 +132,7 @@ void run_checked(const AttentionArgs& args, bool is_backward, const Context& con
     if (call.problem.has_new_keys && call.problem.device.type == DeviceType::kCpu) {
       // On the CPU this is a pass of its own, the same before every implementation.
       const AppendedCall appended(call.problem, args, context);
-      call.implementation->launch(call.problem, call.plan, appended.args(), context);
+      call.launch(appended.args(), context);
       return;
     }
     launch(call, args, context);

@@ -14,10 +14,7 @@
 namespace flashtile {
 
 /// A call as far as it comes before its launch.
-struct PreparedCall {
-  AttentionProblem problem;
-  const AttentionImplementation* implementation = nullptr;
-  AttentionPlan plan;
+struct PreparedCall : PlannedCall<AttentionProblem, AttentionPlan, AttentionArgs> {
   IndexChecks index_checks;
 };
 

@@ -3,8 +3,10 @@
 
 #include <array>
 
+#include "core/call_key.hpp"
 #include "core/element.hpp"
 #include "core/fail.hpp"
+#include "core/kept_calls.hpp"
 #include "core/memory_errors.hpp"
 #include "core/validate.hpp"
 
@@ -79,15 +81,36 @@ const Error& out_of_memory_of_merge() {
   return error;
 }
 
+using PlannedMerge = PlannedCall<MergeProblem, MergePlan, MergeArgs>;
+using MergeCalls = KeptCalls<TableKey<MergeArgs>, PlannedMerge>;
+
+MergeCalls& calls_of_this_thread() {
+  thread_local MergeCalls calls;
+  return calls;
+}
+
 void run_checked(const MergeArgs& args, const Context& context) {
   if (!context.arch.empty()) {
     fail(kOp, "arch is '", context.arch, "', but only explain takes one");
   }
-  const MergeProblem problem = make_problem(args, /*has_data=*/true);
-  check_context(kOp, problem.device, context);
-  const MergeImplementation& chosen = select(kOp, all_implementations(), problem, context);
-  if (problem.device.type == DeviceType::kCpu) check_lse(problem, args);
-  chosen.launch(problem, chosen.plan(problem), args, context);
+  MergeCalls& calls = calls_of_this_thread();
+  calls.next_key().assign(attention_merge_spec(), args, context);
+  const auto is_still = [&](const PlannedMerge& call) {
+    check_context(kOp, call.problem.device, context);
+    return true;
+  };
+  const auto prepare = [&] {
+    PlannedMerge call;
+    call.problem = make_problem(args, /*has_data=*/true);
+    check_context(kOp, call.problem.device, context);
+    call.implementation = &select(kOp, all_implementations(), call.problem, context);
+    call.plan = call.implementation->plan(call.problem);
+    return call;
+  };
+  calls.with_call(is_still, prepare, [&](const PlannedMerge& call) {
+    if (call.problem.device.type == DeviceType::kCpu) check_lse(call.problem, args);
+    call.launch(args, context);
+  });
 }
 
 void run(const MergeArgs& args, const Context& context) {

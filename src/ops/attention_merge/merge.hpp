@@ -16,6 +16,8 @@ namespace flashtile {
 struct MergeArgs {
   TensorView out_parts, lse_parts;
   TensorView out, lse;
+
+  bool operator==(const MergeArgs&) const = default;
 };
 
 /// Packed rows are one sequence.

@@ -42,39 +42,8 @@ std::span<const LinearImplementation> implementations_of(const LinearOp& op, Lin
   return entry->list;
 }
 
-/// What calls alike have in common: options, shapes and strides, and outputs that share no memory
-/// with anything.
-struct LinearKey {
-  /// Becomes the key of a call, in the memory of the key that it was.
-  void assign(const OpSpec& op, const LinearArgs& call_args, const Context& context) {
-    spec = &op;
-    args = call_args;
-    assign_asked(asked, context);
-    CallTensors tensors(op.tensors.size());
-    for (const TensorSpec& row : op.tensors) {
-      TensorView& tensor = *row.access(&args, {}, /*create=*/false);
-      if (tensor) tensors.add(tensor, row.direction != Direction::kIn);
-    }
-    may_be_kept = !tensors.overlap();
-    tensors.forget_addresses();
-  }
-
-  const OpSpec* spec = nullptr;
-  LinearArgs args;    ///< without addresses
-  std::string asked;  ///< implementations asked for, by the context and the environment
-  bool may_be_kept = true;
-
-  bool operator==(const LinearKey&) const = default;
-};
-
-/// A call as far as it comes before its launch.
-struct PreparedLinearCall {
-  LinearProblem problem;
-  const LinearImplementation* implementation = nullptr;
-  LinearPlan plan;
-};
-
-using LinearCalls = KeptCalls<LinearKey, PreparedLinearCall>;
+using PlannedLinearCall = PlannedCall<LinearProblem, LinearPlan, LinearArgs>;
+using LinearCalls = KeptCalls<TableKey<LinearArgs>, PlannedLinearCall>;
 
 LinearCalls& calls_of_this_thread() {
   thread_local LinearCalls calls;
@@ -118,22 +87,21 @@ void run_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec, const L
   }
   LinearCalls& calls = calls_of_this_thread();
   calls.next_key().assign(spec, args, context);
-  const auto is_still = [&](PreparedLinearCall& call) {
+  const auto is_still = [&](PlannedLinearCall& call) {
     if (!has_lengths_of(call.problem, spec.name, args)) return false;
     check_context(spec.name, call.problem.device, context);
     return true;
   };
   const auto prepare = [&] {
-    PreparedLinearCall call;
+    PlannedLinearCall call;
     call.problem = make_linear_problem(op, pass, spec, args, /*has_data=*/true);
     check_context(spec.name, call.problem.device, context);
     call.implementation = &select(spec.name, implementations_of(op, pass), call.problem, context);
     call.plan = call.implementation->plan(call.problem);
     return call;
   };
-  calls.with_call(is_still, prepare, [&](const PreparedLinearCall& call) {
-    call.implementation->launch(call.problem, call.plan, args, context);
-  });
+  calls.with_call(is_still, prepare,
+                  [&](const PlannedLinearCall& call) { call.launch(args, context); });
 }
 
 Explanation explain_linear(const LinearOp& op, LinearPass pass, const OpSpec& spec,
