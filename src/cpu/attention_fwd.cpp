@@ -310,6 +310,9 @@ void ForwardLaunch::attend_block(Member& member, int64_t task, int worker, float
   block.keys = &keys;
   block.runs = runs.data();
   block.num_runs = static_cast<int64_t>(runs.size());
+  int64_t num_blocks = 0;
+  for (const BlockRun& run : runs) num_blocks += run.end - run.begin;
+  block.fetches_keys = num_blocks * layout_.block_bytes > cpu_info().l2_bytes / 4 * 3;
   block.rules = rules.get();
   block.sink = problem_.has_sink && split == 0 ? element<float>(args_.sink, {head})
                                                : -std::numeric_limits<float>::infinity();

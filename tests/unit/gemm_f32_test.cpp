@@ -187,6 +187,28 @@ TEST_P(GemmF32, AnElementDoesNotDependOnItsTile) {
   }
 }
 
+TEST_P(GemmF32, FetchesRowsBesideTheSameResult) {
+  constexpr int64_t kM = 25;
+  constexpr int64_t kK = 33;
+  const int64_t n = 8 * table().lanes;
+  std::vector<float> a(kM * kK);
+  std::vector<float> b(static_cast<size_t>(kK * n));
+  fill(a.data(), kM * kK);
+  fill(b.data(), kK * n);
+  std::vector<float> plain(static_cast<size_t>(kM * n));
+  table().gemm({kM, n, kK, a.data(), kK, 1, b.data(), n, plain.data(), n, 0.7f});
+  const std::vector<char> rows(100000);
+  for (const int64_t period : {int64_t{1}, int64_t{16}, int64_t{33}, INT64_MAX / 2}) {
+    for (const auto& [num_rows, bytes] : {std::pair{1, 65536}, {40, 130}, {3, 1}, {0, 64}}) {
+      std::vector<float> c(plain.size());
+      const SimdTable::Product product{kM, n, kK, a.data(), kK, 1, b.data(), n, c.data(), n, 0.7f};
+      EXPECT_EQ(table().gemm_fetching(product, rows.data(), bytes + 70, num_rows, bytes, period), 0)
+          << period << ": " << num_rows << " of " << bytes;
+      EXPECT_EQ(c, plain) << period;
+    }
+  }
+}
+
 TEST_P(GemmF32, NanSpreadsOnlyAlongItsRowAndColumn) {
   constexpr int64_t kM = 9;
   constexpr int64_t kN = 35;

@@ -82,6 +82,10 @@ struct SimdTable {
     int64_t addend_row_stride = 0;
   };
   void (*gemm)(const Product& product);
+  /// The same while `num_rows` rows of `row_bytes`, `row_stride` apart, are fetched: some in every
+  /// `period` steps of each tile. Returns the rows that are left when it ends.
+  int64_t (*gemm_fetching)(const Product& product, const char* row, int64_t row_stride,
+                           int64_t num_rows, int64_t row_bytes, int64_t period);
   void (*gemm_bf16)(const Product& product);  ///< null without has_bf16_dot
 
   struct Rows {

@@ -209,6 +209,17 @@ inline void fill_tiles(testing::SimdTable& t) {
          static_cast<const float*>(x.b), x.ldb,
          {x.c, x.ldc, x.alpha, x.accumulate, x.row_scale, nullptr, x.addend, x.addend_row_stride});
   };
+  t.gemm_fetching = [](const Product& x, const char* row, int64_t row_stride, int64_t num_rows,
+                       int64_t row_bytes, int64_t period) {
+    RowPrefetch prefetch;
+    prefetch.add({row, row_stride, num_rows, row_bytes});
+    prefetch.period = period;
+    spread_prefetch(tiles_of(x.m, x.n) * ((x.k + period - 1) / period), &prefetch);
+    gemm(x.m, x.n, x.k, {static_cast<const float*>(x.a), x.row_stride, x.col_stride},
+         static_cast<const float*>(x.b), x.ldb,
+         {.c = x.c, .ldc = x.ldc, .alpha = x.alpha, .prefetch = &prefetch});
+    return prefetch.current == prefetch.num_sets ? 0 : prefetch.sets[0].num_rows;
+  };
   t.pack_rows = [](const Rows& src, float* dst, int64_t ld, float scale) {
     return pack_rows(source(src), src.num_rows, src.dim, dst, ld, scale);
   };

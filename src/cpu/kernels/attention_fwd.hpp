@@ -14,8 +14,9 @@
 // Scores are kept in powers of two (S log2 e) where no rule needs them natural: `is_log2`.
 // Scratch: Q (m, d), S (m, n), P (m, n) where it is bf16, O (m, dv), a copy of V for blocks with a
 // NaN that nobody sees, row_max and factor (m each), row_sums and row_tops (m, lanes). S stays in
-// L1, V and K blocks in L2. Online softmax: Milakov and Gimelshein 2018; tiling: FlashAttention,
-// Dao et al. 2022.
+// L1, V and K blocks in L2, or where all of them do not fit, on their way to it from L3: what a
+// product needs is fetched while the one before it runs. Online softmax: Milakov and Gimelshein
+// 2018; tiling: FlashAttention, Dao et al. 2022.
 
 #include "cpu/kernels/attention_lines.hpp"
 #include "cpu/kernels/attention_operands.hpp"
@@ -117,10 +118,31 @@ FwdState<Operands> rows_from(const FwdState<Operands>& state, int64_t row) {
   return part;
 }
 
+/// Has form `form` of a key block fetched while a product of a tile, (m, k) times (k, n), runs.
+template <class Operands>
+RowPrefetch fetch_keys(const FwdBlock& block, const TileSpan& tile, int64_t n_block, FwdForm form,
+                       int64_t n, int64_t k) {
+  constexpr int64_t kPeriod = 16;  // for four lines or so: more would fill the buffers of loads
+  RowPrefetch prefetch;
+  const PackedKeys& keys = *block.keys;
+  const bool is_whole = tile.m == block.num_rows && tile.n == keys.block_n;
+  if (!block.fetches_keys || !is_whole || n_block >= block.runs[block.num_runs - 1].end) {
+    return prefetch;
+  }
+  const BlockLayout& layout = keys.layout;
+  const int64_t end = form == kFormK ? layout.offset[kFormV] : layout.block_bytes;
+  prefetch.add({keys.blocks + n_block * layout.block_bytes + layout.offset[form], 0, 1,
+                end - layout.offset[form]});
+  prefetch.period = kPeriod;
+  const int64_t steps = Operands::bytes(k, 1) / 4;
+  spread_prefetch(tiles_of(tile.m, n) * ((steps + kPeriod - 1) / kPeriod), &prefetch);
+  return prefetch;
+}
+
 /// S of one tile: product, score rules, masks.
 template <class Operands>
 void compute_scores(const FwdBlock& block, const TileSpan& tile, bool is_full,
-                    FwdState<Operands>& state) {
+                    FwdState<Operands>& state, RowPrefetch* prefetch = nullptr) {
   const PackedKeys& keys = *block.keys;
   const ScoreRules& rules = *block.rules;
   const auto* k_block = reinterpret_cast<const typename Operands::Element*>(
@@ -128,7 +150,8 @@ void compute_scores(const FwdBlock& block, const TileSpan& tile, bool is_full,
       keys.layout.offset[kFormK]);
   const auto* k = Operands::from_column(k_block, tile.k_begin % keys.block_n);
   const float unit = rules.is_log2 ? kLog2e : 1.0f;
-  GemmC product{.c = state.s, .ldc = state.s_ld, .alpha = rules.softmax_scale * unit};
+  GemmC product{
+      .c = state.s, .ldc = state.s_ld, .alpha = rules.softmax_scale * unit, .prefetch = prefetch};
   const Lines lines = fill_lines(rules, state.programs.line, tile, state.lines, product);
   Operands::multiply(tile.m, tile.n, block.head_dim, state.q, state.q_ld, k, keys.layout.ld[kFormK],
                      product);
@@ -266,8 +289,9 @@ template <class F, class Operands>
 void fwd_tile(const FwdBlock& block, const TileSpan& tile, bool is_full, bool is_first,
               FwdState<Operands>& state) {
   const PackedKeys& keys = *block.keys;
-  compute_scores(block, tile, is_full, state);
   const int64_t n_block = tile.k_begin / keys.block_n;
+  RowPrefetch values = fetch_keys<Operands>(block, tile, n_block, kFormV, tile.n, block.head_dim);
+  compute_scores(block, tile, is_full, state, &values);
   const auto* v = reinterpret_cast<const typename Operands::Element*>(
       keys.blocks + n_block * keys.layout.block_bytes + keys.layout.offset[kFormV]);
   // A bias hides keys (-inf) in tiles that are full by their masks.
@@ -278,12 +302,15 @@ void fwd_tile(const FwdBlock& block, const TileSpan& tile, bool is_full, bool is
   online_softmax<F>(block, tile, is_full, state);
   v = Operands::from_row(v, tile.k_begin % keys.block_n, keys.layout.ld[kFormV]);
   const bool is_scaled = !is_first && state.is_rescaled;
+  RowPrefetch next =
+      fetch_keys<Operands>(block, tile, n_block + 1, kFormK, block.head_dim_v, tile.n);
   Operands::multiply(tile.m, block.head_dim_v, tile.n, weights_row(state, 0), state.s_ld, v,
                      keys.layout.ld[kFormV],
                      {.c = state.o,
                       .ldc = state.o_ld,
                       .accumulate = !is_first,
-                      .row_scale = is_scaled ? state.factor : nullptr});
+                      .row_scale = is_scaled ? state.factor : nullptr,
+                      .prefetch = &next});
 }
 
 /// The part of a tile's keys that its rows may see, by position, from a multiple of

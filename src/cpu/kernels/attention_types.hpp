@@ -93,6 +93,7 @@ struct FwdBlock {
   const PackedKeys* keys;
   const BlockRun* runs;  ///< of key blocks
   int64_t num_runs;
+  bool fetches_keys;  ///< the runs' blocks do not stay in the second cache
   const ScoreRules* rules;
   float sink;  ///< -inf: none
 

@@ -43,6 +43,8 @@ struct GemmA {
 
 /// Rows to be fetched into the second cache while products run, some lines for each tile: as many
 /// as the processor waits for at once. Rows that lie far apart it does not see coming by itself.
+/// With a `period` a tile fetches as many lines again after so many of its steps: where a tile
+/// would have to fetch more than that.
 struct RowPrefetch {
   static constexpr int kMaxSets = 12;
   static constexpr int64_t kLine = 64;
@@ -55,6 +57,7 @@ struct RowPrefetch {
   Set sets[kMaxSets];
   int num_sets = 0;
   int64_t lines_a_tile = 0;
+  int64_t period = INT64_MAX;
   int current = 0;
   int64_t at = 0;  ///< in the current row
 
@@ -68,11 +71,15 @@ struct RowPrefetch {
     }
     return lines;
   }
-  void step() {
-    for (int64_t n = 0; n < lines_a_tile && current < num_sets; ++n) {
+  FLASHTILE_INLINE void step() {
+    for (int64_t left = lines_a_tile; left > 0 && current < num_sets;) {
       Set& set = sets[current];
-      __builtin_prefetch(set.row + at, 0, 2);
-      at += kLine;
+      const char* line = set.row + at;
+      const int64_t in_row = (set.row_bytes - at + kLine - 1) / kLine;
+      const int64_t count = left < in_row ? left : in_row;
+      for (int64_t n = 0; n < count; ++n) __builtin_prefetch(line + n * kLine, 0, 2);
+      left -= count;
+      at += count * kLine;
       if (at < set.row_bytes) continue;
       at = 0;
       set.row += set.row_stride;
@@ -80,6 +87,18 @@ struct RowPrefetch {
     }
   }
 };
+
+/// Spreads what is to be fetched over `num_steps` steps.
+inline void spread_prefetch(int64_t num_steps, RowPrefetch* prefetch) {
+  prefetch->lines_a_tile = num_steps == 0 ? 0 : (prefetch->num_lines() + num_steps - 1) / num_steps;
+}
+
+/// Tiles of a product of m rows and n columns.
+inline int64_t tiles_of(int64_t m, int64_t n) {
+  constexpr int64_t kRows = kTileRows[kTileVecs - 1];
+  constexpr int64_t kColumns = kTileVecs * kLanes;
+  return (m + kRows - 1) / kRows * ((n + kColumns - 1) / kColumns);
+}
 
 /// Where a product goes and how.
 struct GemmC {

@@ -80,7 +80,8 @@ struct FloatStep {
 template <typename Step, int kRows, int kVecs>
 void gemm_tile(const Operands<typename Step::Element>& in, int64_t row, int64_t col,
                const GemmC& out) {
-  if (out.prefetch != nullptr) out.prefetch->step();
+  RowPrefetch* const prefetch = out.prefetch;
+  const int64_t period = prefetch == nullptr ? in.steps : prefetch->period;
   Accumulators<kRows, kVecs> acc;
   int64_t offset[static_cast<size_t>(kRows)];
   FLASHTILE_UNROLL
@@ -91,18 +92,22 @@ void gemm_tile(const Operands<typename Step::Element>& in, int64_t row, int64_t 
   }
   const auto* a = in.a + row * in.a_row_stride;
   const auto* b = in.b + col * Step::kStepWidth;
-  for (int64_t p = 0; p < in.steps; ++p) {
-    decltype(Step::load_b(b)) bv[static_cast<size_t>(kVecs)];
-    FLASHTILE_UNROLL
-    for (int v = 0; v < kVecs; ++v) bv[v] = Step::load_b(b + v * kLanes * Step::kStepWidth);
-    FLASHTILE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      const auto x = Step::load_a(a + offset[i]);
+  for (int64_t p = 0; p < in.steps;) {
+    if (prefetch != nullptr) prefetch->step();
+    const int64_t end = in.steps - p < period ? in.steps : p + period;
+    for (; p < end; ++p) {
+      decltype(Step::load_b(b)) bv[static_cast<size_t>(kVecs)];
       FLASHTILE_UNROLL
-      for (int v = 0; v < kVecs; ++v) acc[i][v] = Step::add(x, bv[v], acc[i][v]);
+      for (int v = 0; v < kVecs; ++v) bv[v] = Step::load_b(b + v * kLanes * Step::kStepWidth);
+      FLASHTILE_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        const auto x = Step::load_a(a + offset[i]);
+        FLASHTILE_UNROLL
+        for (int v = 0; v < kVecs; ++v) acc[i][v] = Step::add(x, bv[v], acc[i][v]);
+      }
+      a += in.a_step_stride;
+      b += in.b_step_stride;
     }
-    a += in.a_step_stride;
-    b += in.b_step_stride;
   }
   store_tile<kRows, kVecs>(acc, out, row, col);
 }

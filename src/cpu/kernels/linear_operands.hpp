@@ -33,11 +33,6 @@ inline void prefetch_rows(const ChunkRows& chunk, int64_t begin, int64_t end, in
                  dim * (chunk.dtype == DType::kF32 ? 4 : 2)});
 }
 
-/// Spreads what is to be fetched over `num_steps` steps.
-inline void spread_prefetch(int64_t num_steps, RowPrefetch* prefetch) {
-  prefetch->lines_a_tile = num_steps == 0 ? 0 : (prefetch->num_lines() + num_steps - 1) / num_steps;
-}
-
 /// Float rows to the rows of a chunk; nothing where these are not wanted.
 inline void store_chunk_rows(const float* src, int64_t ld, int64_t rows, int64_t dim,
                              const ChunkRows& target) {
