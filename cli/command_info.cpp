@@ -16,14 +16,17 @@ namespace {
 void print_machine(bool with_peak) {
   const cpu::CpuInfo& info = cpu::cpu_info();
   std::string isas;
-  for (int i = 0; i < cpu::kNumIsas; ++i) {
-    if (!info.has_isa[i]) continue;
-    isas += (isas.empty() ? "" : " ") + std::string(cpu::isa_name(static_cast<cpu::Isa>(i)));
+  for (const cpu::Isa isa : info.isas()) {
+    isas = std::string(cpu::isa_name(isa)) + (isas.empty() ? "" : " ") + isas;
   }
   const Context context;
   Table table({"flashtile", FLASHTILE_VERSION_STRING});
   table.add({"cpu", info.model_name});
   table.add({"instruction sets", isas});
+  if (info.has(cpu::Isa::kAvx512Bf16)) {
+    table.add({"bf16 dot product", std::string(info.has_fast_bf16_dot ? "faster" : "slower") +
+                                       " than float32 on this processor"});
+  }
   table.add({"cpus usable", std::to_string(info.num_cpus)});
   table.add({"threads used", std::to_string(num_workers_of(context))});
   table.add({"caches", "L1d " + bytes_text(static_cast<double>(info.l1d_bytes)) + ", L2 " +

@@ -41,6 +41,15 @@ int64_t parse_size(std::string_view text) {
 }
 
 #if defined(__x86_64__) || defined(__i386__)
+bool is_intel() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __get_cpuid(0, &eax, &ebx, &ecx, &edx) != 0 && ebx == signature_INTEL_ebx &&
+         ecx == signature_INTEL_ecx && edx == signature_INTEL_edx;
+}
+
 /// Asked for by hand: not every supported compiler has a name for F16C.
 bool has_f16c() {
   unsigned eax = 0;
@@ -66,6 +75,7 @@ void detect_isas(CpuInfo& info) {
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
   set(Isa::kAvx512, avx512);
   set(Isa::kAvx512Bf16, avx512 && __builtin_cpu_supports("avx512bf16"));
+  info.has_fast_bf16_dot = !is_intel();
 #elif defined(__aarch64__)
   set(Isa::kNeon, true);
 #endif
@@ -140,6 +150,18 @@ CpuInfo detect() {
 std::string_view isa_name(Isa isa) {
   constexpr std::string_view kNames[kNumIsas] = {"scalar", "avx2", "avx512", "avx512_bf16", "neon"};
   return kNames[static_cast<int>(isa)];
+}
+
+std::vector<Isa> CpuInfo::isas() const {
+  std::vector<Isa> result;
+  for (int i = kNumIsas - 1; i >= 0; --i) {
+    if (has_isa[i]) result.push_back(static_cast<Isa>(i));
+  }
+  const auto dot = std::find(result.begin(), result.end(), Isa::kAvx512Bf16);
+  const auto floats = std::find(result.begin(), result.end(), Isa::kAvx512);
+  const bool has_both = dot != result.end() && floats != result.end();
+  if (has_both && !has_fast_bf16_dot) std::rotate(dot, dot + 1, floats + 1);
+  return result;
 }
 
 const CpuInfo& cpu_info() {

@@ -136,7 +136,7 @@ double measure_read_bandwidth(const Context& context) {
 }
 
 double peak_gflops(const Peak& peak, DType dtype) {
-  return dtype == DType::kBF16 && peak.bf16_dot_gflops > 0 ? peak.bf16_dot_gflops : peak.f32_gflops;
+  return dtype == DType::kBF16 ? std::max(peak.f32_gflops, peak.bf16_dot_gflops) : peak.f32_gflops;
 }
 
 }  // namespace flashtile::cpu

@@ -20,7 +20,7 @@ Peak measure_peak(const Context& context);
 /// its own of some hundred MiB, far beyond the caches. Takes some tenths of a second.
 double measure_read_bandwidth(const Context& context);
 
-/// The rate that work on operands of a dtype is measured against.
+/// The rate that work on operands of a dtype is measured against: for bf16 that of the faster unit.
 double peak_gflops(const Peak& peak, DType dtype);
 
 }  // namespace flashtile::cpu

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The CPU backend's implementations: one for each instruction set that this build and this machine
-// have, best first.
+// have, in the order of CpuInfo::isas.
 #include <algorithm>
 #include <array>
 #include <span>
@@ -28,7 +28,7 @@ namespace {
         &base::linear_kernels() __VA_OPT__(, ) __VA_ARGS__                                 \
   }
 
-/// From worst to best; `attention_kernels` of a set that the build lacks is not named.
+/// From least to most; `attention_kernels` of a set that the build lacks is not named.
 const auto& all_entries() {
   static const std::array entries = {
     FLASHTILE_ENTRY(Isa::kScalar, scalar, scalar),
@@ -130,8 +130,11 @@ constexpr size_t kNumEntries = std::tuple_size_v<std::remove_cvref_t<decltype(al
 template <class Entry>
 std::vector<Entry> available(std::span<const Entry> all) {
   std::vector<Entry> result;
-  for (size_t n = 0; n < num_allowed_entries(); ++n) {
-    if (cpu_info().has(all_entries()[n].isa)) result.insert(result.begin(), all[n]);
+  const size_t num_allowed = num_allowed_entries();
+  for (const Isa isa : cpu_info().isas()) {
+    for (size_t n = 0; n < num_allowed; ++n) {
+      if (all_entries()[n].isa == isa) result.push_back(all[n]);
+    }
   }
   return result;
 }

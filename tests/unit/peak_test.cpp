@@ -32,9 +32,10 @@ TEST(Peak, ReadBandwidthIsThatOfAMachine) {
   EXPECT_LT(bandwidth, 5000);
 }
 
-TEST(Peak, WorkOnBf16IsMeasuredAgainstTheDotUnit) {
+TEST(Peak, WorkOnBf16IsMeasuredAgainstTheFasterUnit) {
   EXPECT_EQ(peak_gflops({100, 200}, DType::kBF16), 200);
   EXPECT_EQ(peak_gflops({100, 0}, DType::kBF16), 100);
+  EXPECT_EQ(peak_gflops({100, 50}, DType::kBF16), 100);
   EXPECT_EQ(peak_gflops({100, 200}, DType::kF32), 100);
   EXPECT_EQ(peak_gflops({100, 200}, DType::kF16), 100);
 }

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "cpu/cpu_info.hpp"
 
@@ -51,6 +52,39 @@ TEST(CpuInfo, InstructionSetsAgreeWithTheKernel) {
   EXPECT_EQ(info.has(Isa::kAvx512Bf16), avx512 && has("avx512_bf16"));
 #endif
 }
+
+CpuInfo machine_with(const std::vector<Isa>& isas, bool has_fast_bf16_dot) {
+  CpuInfo info;
+  for (const Isa isa : isas) info.has_isa[static_cast<int>(isa)] = true;
+  info.has_fast_bf16_dot = has_fast_bf16_dot;
+  return info;
+}
+
+TEST(CpuInfo, TheBestInstructionSetComesFirst) {
+  const std::vector<Isa> older = {Isa::kAvx512, Isa::kAvx2, Isa::kScalar};
+  const std::vector<Isa> newer = {Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2, Isa::kScalar};
+  for (const bool is_fast : {false, true}) EXPECT_EQ(machine_with(older, is_fast).isas(), older);
+  EXPECT_EQ(machine_with(newer, true).isas(), newer);
+  EXPECT_EQ(machine_with({Isa::kScalar, Isa::kNeon}, true).isas(),
+            (std::vector<Isa>{Isa::kNeon, Isa::kScalar}));
+}
+
+TEST(CpuInfo, ASlowDotProductComesBehindFloats) {
+  const std::vector<Isa> all = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16};
+  EXPECT_EQ(machine_with(all, false).isas(),
+            (std::vector<Isa>{Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAvx2, Isa::kScalar}));
+}
+
+#if defined(__x86_64__)
+TEST(CpuInfo, TheDotProductIsSlowOnIntel) {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line) && !line.starts_with("vendor_id")) {
+  }
+  if (line.empty()) GTEST_SKIP() << "/proc/cpuinfo has no vendor";
+  EXPECT_EQ(cpu_info().has_fast_bf16_dot, line.find("GenuineIntel") == std::string::npos);
+}
+#endif
 
 TEST(CpuInfo, SizesAndCountsArePlausible) {
   const CpuInfo& info = cpu_info();
