@@ -30,8 +30,11 @@ class _DeltaLayer(RecurrentLayer):
 
     head_k_dim: int
     head_v_dim: int
+    g_proj: nn.Module
+    o_norm: nn.Module
     o_proj: nn.Module
     op = ""
+    use_gate = True
     uses_l2norm = True
 
     def make_heads(self, hidden_size: int, head_dim: int, expand_v: float, num_heads: int,
@@ -51,7 +54,12 @@ class _DeltaLayer(RecurrentLayer):
         raise NotImplementedError
 
     def normed(self, out: Tensor, hidden: Tensor) -> Tensor:
-        raise NotImplementedError
+        """What o_proj takes: each head's norm, with a gate where there is one."""
+        if not self.use_gate:
+            normed: Tensor = self.o_norm(out)
+            return normed
+        gated: Tensor = self.o_norm(out, heads(self.g_proj(hidden), self.head_v_dim))
+        return gated
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Behind their convolutions, which have silu; without them it is still to come."""
@@ -151,13 +159,6 @@ class DeltaNet(_DeltaLayer):
         beta = self.b_proj(hidden).sigmoid() if self.use_beta else torch.ones_like(k[..., 0])
         return {"beta": beta * 2 if self.allow_neg_eigval else beta}
 
-    def normed(self, out: Tensor, hidden: Tensor) -> Tensor:
-        if not self.use_gate:
-            normed: Tensor = self.o_norm(out)
-            return normed
-        gated: Tensor = self.o_norm(out, heads(self.g_proj(hidden), self.head_v_dim))
-        return gated
-
 
 class GatedDeltaNet(_DeltaLayer):
     """Gated DeltaNet (arXiv:2412.06464): parameters q_proj, k_proj, v_proj, a_proj, b_proj, A_log,
@@ -198,13 +199,6 @@ class GatedDeltaNet(_DeltaLayer):
         beta = self.b_proj(hidden).sigmoid()
         return {"beta": beta * 2 if self.allow_neg_eigval else beta,
                 "g": log_decay(self.a_proj(hidden), self.A_log, self.dt_bias)}
-
-    def normed(self, out: Tensor, hidden: Tensor) -> Tensor:
-        if not self.use_gate:
-            normed: Tensor = self.o_norm(out)
-            return normed
-        gated: Tensor = self.o_norm(out, heads(self.g_proj(hidden), self.head_v_dim))
-        return gated
 
 
 class KimiDeltaAttention(_DeltaLayer):
@@ -247,7 +241,3 @@ class KimiDeltaAttention(_DeltaLayer):
         return {"beta": beta * 2 if self.allow_neg_eigval else beta,
                 "g": log_decay(heads(self.f_proj(hidden), self.head_k_dim), self.A_log,
                                self.dt_bias, lower_bound=self.lower_bound)}
-
-    def normed(self, out: Tensor, hidden: Tensor) -> Tensor:
-        gated: Tensor = self.o_norm(out, heads(self.g_proj(hidden), self.head_v_dim))
-        return gated
