@@ -28,6 +28,13 @@ def new_seed(device: torch.device, size: int = 1) -> Tensor:
     return torch.randint(0, 2**62, (size,), dtype=torch.int64, device=device)
 
 
+def added_mask(mask: Tensor) -> Tensor:
+    """A bool mask (True: seen) as numbers to add to scores; one of floats as it is."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
+
+
 def _out_like(query: Tensor, value: Tensor) -> Tensor | None:
     """Memory for out that is laid out as the query, which PyTorch's is; None: as it comes."""
     return torch.empty_like(query) if query.shape[-1] == value.shape[-1] else None
@@ -166,7 +173,6 @@ def sdpa_backward(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, o
 def _cpu_bias(attn_mask: Tensor | None, key: Tensor) -> Tensor | None:
     if attn_mask is None:
         return None
-    from flashtile.torch import added_mask
     mask = added_mask(attn_mask)[(None,) * (4 - attn_mask.dim())]
     return mask.expand(*mask.shape[:-1], key.shape[-2])
 

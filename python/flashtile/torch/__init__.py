@@ -11,7 +11,7 @@ shaped like flex_attention.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 try:
@@ -22,10 +22,9 @@ except ImportError as error:
     raise ImportError("flashtile.torch needs PyTorch: pip install torch") from error
 
 from flashtile import _torch_sdpa, expressions
-from flashtile._attention import ScoreOrMask, Window, dtype_name, gradient_name
-from flashtile._table import core_op, output_shape, tables
-from flashtile._torch_sdpa import new_seed
-from flashtile._vmap import folded, folds, unfolded
+from flashtile._attention import ScoreOrMask, Window, dtype_name
+from flashtile._torch_op import INPUT_NAMES, OPTION_PLACES, autocast, run_forward
+from flashtile._torch_sdpa import added_mask, new_seed
 
 __all__ = ["attention", "flex_attention", "scaled_dot_product_attention", "sdpa"]
 
@@ -33,284 +32,6 @@ try:
     from torch.nn.attention.flex_attention import noop_mask as _noop_mask
 except ImportError:  # before PyTorch 2.5, which has no BlockMask
     _noop_mask = None  # type: ignore[assignment]
-
-_FORWARD = tables()["attention_fwd"]
-_BACKWARD = tables()["attention_bwd"]
-# Inputs that both ops have: those that are written, and what goes with them, have no gradients.
-_SHARED = {row.name for row in _BACKWARD.tensors}
-_INPUTS = tuple(row for row in _FORWARD.singles()
-                if row.is_input and row.name in _SHARED)
-_OPTIONS = _FORWARD.single_options()
-_SCHEMA_TYPES = {"bool": "bool?", "int": "SymInt?", "float": "float?", "str": "str?"}
-_TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16,
-                 "f64": torch.float64, "u8": torch.uint8}
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-# Arguments of both ops behind the tensors: what has no place in the table comes last.
-_NUM_INPUTS = len(_INPUTS)
-_INPUT_NAMES = tuple(row.name for row in _INPUTS)
-_NUM_OPTIONS = len(_OPTIONS)
-_PLACE = {row.name: place for place, row in enumerate(_OPTIONS)}
-_NAMES = {table.name: tuple(row.name for row in table.singles())
-          for table in (_FORWARD, _BACKWARD)}
-
-_ARGUMENTS = ", ".join(
-    [f"Tensor{'' if row.required else '?'} {row.name}" for row in _INPUTS] +
-    ["Tensor[] aux", "str[] aux_names", "float[] params", "str[] param_names"] +
-    [f"{_SCHEMA_TYPES[row.type]} {row.name}" for row in _OPTIONS] +
-    ["str? out_dtype", "str? implementation"])
-
-_LIBRARY: Any = torch.library.Library(  # type: ignore[no-untyped-call]
-    "flashtile", "DEF")
-_LIBRARY.define(f"attention_fwd({_ARGUMENTS}) -> (Tensor, Tensor)")
-_LIBRARY.define("attention_bwd(str[] gradients, Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
-                f"{_ARGUMENTS}) -> Tensor[]")
-
-
-class _Arguments:
-    """The arguments that both ops share, taken apart."""
-
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
-        self.inputs = arguments[:_NUM_INPUTS]
-        (self.aux, self.aux_names, self.params,
-         self.param_names) = arguments[_NUM_INPUTS:_NUM_INPUTS + 4]
-        self.options = list(arguments[_NUM_INPUTS + 4:_NUM_INPUTS + 4 + _NUM_OPTIONS])
-        self.out_dtype, self.implementation = arguments[-2:]
-
-    def named_inputs(self) -> dict[str, torch.Tensor]:
-        named = {row.name: tensor for row, tensor in zip(_INPUTS, self.inputs)
-                 if tensor is not None}
-        named.update(self.named_aux())
-        return named
-
-    def named_aux(self) -> dict[str, torch.Tensor]:
-        return {f"aux.{name}": tensor for name, tensor in zip(self.aux_names, self.aux)}
-
-    def run(self, op: str, given: Mapping[str, torch.Tensor], results: tuple[str, ...],
-            dtypes: dict[str, str] | None) -> tuple[torch.Tensor, ...]:
-        tensors: dict[str, torch.Tensor] = {**self.named_inputs(), **given}
-        seed = tensors.get("dropout_seed_tensor")
-        if seed is not None and seed.device != self.inputs[0].device:
-            self.options[_PLACE["dropout_seed"]] = int(tensors.pop("dropout_seed_tensor").item())
-        families: dict[str, Any] = {
-            f"param.{name}": value for name, value in zip(self.param_names, self.params)}
-        families.update(self.named_aux())
-        with torch.no_grad():
-            return core_op(op).run(
-                tuple(map(tensors.get, _NAMES[op])), tuple(self.options), families or None,
-                results, dtypes, self.implementation, 0)
-
-
-def _lse_dtype(q: torch.Tensor) -> str:
-    return "f64" if q.dtype == torch.float64 else "f32"
-
-
-def _forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = _Arguments(arguments)
-    dtypes = {"lse": _lse_dtype(arguments[0])}
-    if call.out_dtype is not None:
-        dtypes["out"] = call.out_dtype
-    out, lse = call.run("attention_fwd", {}, ("out", "lse"), dtypes)
-    return out, lse
-
-
-def _forward_fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    call = _Arguments(arguments)
-    q = arguments[0]
-    shapes = {name: tensor.shape for name, tensor in call.named_inputs().items()}
-    dtype = q.dtype if call.out_dtype is None else _TORCH_DTYPES[call.out_dtype]
-    return (q.new_empty(output_shape(_FORWARD, "out", shapes), dtype=dtype),
-            q.new_empty(output_shape(_FORWARD, "lse", shapes),
-                        dtype=_TORCH_DTYPES[_lse_dtype(q)]))
-
-
-def _backward(gradients: list[str], dout: torch.Tensor, dlse: torch.Tensor | None,
-              out: torch.Tensor, lse: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-    given = {"dout": dout, "out": out, "lse": lse}
-    if dlse is not None:
-        given["dlse"] = dlse
-    return list(_Arguments(arguments).run(
-        "attention_bwd", given, tuple(gradient_name(name) for name in gradients), None))
-
-
-def _backward_fake(gradients: list[str], dout: torch.Tensor, dlse: torch.Tensor | None,
-                   out: torch.Tensor, lse: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-    inputs = _Arguments(arguments).named_inputs()
-    return [inputs[name].new_empty(inputs[name].shape) for name in gradients]
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    call = _Arguments(inputs)
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*call.inputs, *call.aux, *output)
-    ctx.rest = inputs[_NUM_INPUTS + 1:-2], call.implementation
-
-
-def _gradients(ctx: Any, needs: Sequence[bool], dout: torch.Tensor | None,
-               dlse: torch.Tensor | None, run: Callable[..., Any]) -> list[torch.Tensor | None]:
-    """Gradients of inputs and aux tensors, in that order."""
-    *saved, out, lse = ctx.saved_tensors
-    rest, implementation = ctx.rest
-    names = [*_INPUT_NAMES, *[f"aux.{name}" for name in rest[0]]]
-    wanted = [name for name, is_needed in zip(names, needs) if is_needed]
-    if not wanted or dout is None and dlse is None:
-        return [None] * len(names)
-    if dout is None:
-        dout = torch.zeros_like(out)
-    if dlse is not None:
-        dlse = dlse.float()  # of f64, too, which the table does not have here
-    found = dict(zip(wanted, run(
-        wanted, dout, dlse, out, lse, *saved[:_NUM_INPUTS], list(saved[_NUM_INPUTS:]), *rest, None,
-        implementation)))
-    return [found.get(name) for name in names]
-
-
-def _autograd(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
-    needs = [*ctx.needs_input_grad[:_NUM_INPUTS], *(ctx.needs_input_grad[_NUM_INPUTS] or ())]
-    found = _gradients(ctx, needs, dout, dlse, torch.ops.flashtile.attention_bwd)
-    # An empty list counts as one of tensors, and wants one.
-    others = (*ctx.rest[0], None, None)
-    return (*found[:_NUM_INPUTS], found[_NUM_INPUTS:],
-            *[[] if isinstance(part, (list, tuple)) and not part else None for part in others])
-
-
-class _AtOnce(torch.autograd.Function):
-    """Autograd without torch.library, which takes milliseconds for ops of many arguments."""
-
-    @staticmethod
-    def forward(ctx: Any, arguments: tuple[Any, ...], *tensors: Any) -> Any:
-        output = _forward(*arguments)
-        _setup_context(ctx, arguments, output)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        dout, dlse = cotangents
-        # With create_graph the op says that it has no second derivatives.
-        run = torch.ops.flashtile.attention_bwd if torch.is_grad_enabled() else _backward
-        return (None, *_gradients(ctx, ctx.needs_input_grad[1:], dout, dlse, run))
-
-
-def _no_second(ctx: Any, *gradients: Any) -> Any:
-    raise NotImplementedError("flashtile: attention has no second derivatives")
-
-
-_OF_BACKWARD = ("dout", "dlse", "out", "lse")  # in front of the shared arguments
-
-
-class _Batched:
-    """Arguments of one of the ops under vmap: the axis in front, and which tensors have it."""
-
-    def __init__(self, in_dims: tuple[Any, ...], arguments: tuple[Any, ...],
-                 is_backward: bool) -> None:
-        self.arguments = [self._moved(*pair) for pair in zip(arguments, in_dims)]
-        self.dims = in_dims
-        self.names = (*(_OF_BACKWARD if is_backward else ()), *_INPUT_NAMES)
-        self.first = 1 if is_backward else 0  # the names of gradients come before the tensors
-        self.place_of_aux = self.first + len(self.names)
-        self.call = _Arguments(tuple(self.arguments[self.place_of_aux - _NUM_INPUTS:]))
-
-    @classmethod
-    def _moved(cls, value: Any, dim: Any) -> Any:
-        if isinstance(value, list):
-            return [cls._moved(*pair) for pair in zip(value, dim or [None] * len(value))]
-        return value if dim is None else value.movedim(dim, 0)
-
-    def places(self) -> Iterator[tuple[str, Any, bool]]:
-        """Name, tensor and whether it has the axis."""
-        for name, tensor, dim in zip(self.names, self.arguments[self.first:],
-                                     self.dims[self.first:]):
-            if tensor is not None:
-                yield name, tensor, dim is not None
-        dims = self.dims[self.place_of_aux] or [None] * len(self.call.aux)
-        for name, tensor, dim in zip(self.call.aux_names, self.call.aux, dims):
-            yield f"aux.{name}", tensor, dim is not None
-
-    def with_tensors(self, change: Callable[[str, Any, bool], Any]) -> list[Any]:
-        """The arguments with other tensors."""
-        changed = {name: change(name, tensor, is_batched)
-                   for name, tensor, is_batched in self.places()}
-        given = list(self.arguments)
-        given[self.first:self.place_of_aux] = map(changed.get, self.names)
-        given[self.place_of_aux] = [changed[f"aux.{name}"] for name in self.call.aux_names]
-        return given
-
-    def uses_random_numbers(self) -> bool:
-        return bool(self.call.options[_PLACE["dropout_p"]])
-
-    def texts(self) -> list[str]:
-        named = zip((row.name for row in _OPTIONS), self.call.options)
-        return [text for name, text in named if name in ("score", "mask") and text]
-
-
-def _vmap(op: Any, is_backward: bool) -> Callable[..., Any]:
-    """The rule of an op: one call for the whole axis, or one after the other."""
-    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
-        size = info.batch_size
-        given = _Batched(in_dims, arguments, is_backward)
-        wanted = arguments[0] if is_backward else []
-        batched = {name: is_batched for name, _, is_batched in given.places()}
-        if given.uses_random_numbers() or not folds(batched, wanted, given.texts()):
-            parts = []
-            for n in range(size):
-                parts.append(op(*given.with_tensors(
-                    lambda _, tensor, has: tensor[n] if has else tensor)))
-            found = [torch.stack(results) for results in zip(*parts)]
-        else:
-            shapes = {name: tensor.shape[1 if has else 0:] for name, tensor, has in given.places()}
-            batch_size = shapes["q"][0]
-            results = op(*given.with_tensors(
-                lambda name, tensor, has: folded(name, tensor, has, name in wanted, size,
-                                                 batch_size, torch.broadcast_to)))
-            known = [shapes[name] for name in wanted] or [None] * len(results)
-            found = [unfolded(*pair) for pair in zip(results, [size] * len(results), known)]
-        if is_backward:
-            return found, [0] * len(found)
-        return tuple(found), (0,) * len(found)
-    return rule
-
-
-for _name, _kernel, _fake in (("attention_fwd", _forward, _forward_fake),
-                              ("attention_bwd", _backward, _backward_fake)):
-    for _device in ("CPU", "CUDA"):
-        _LIBRARY.impl(_name, _kernel, _device)
-    torch.library.register_fake(f"flashtile::{_name}", _fake, lib=_LIBRARY)
-torch.library.register_autograd("flashtile::attention_fwd", _autograd,
-                                setup_context=_setup_context, lib=_LIBRARY)
-torch.library.register_autograd("flashtile::attention_bwd", _no_second, lib=_LIBRARY)
-torch.library.register_vmap("flashtile::attention_fwd",
-                            _vmap(torch.ops.flashtile.attention_fwd, False), lib=_LIBRARY)
-torch.library.register_vmap("flashtile::attention_bwd",
-                            _vmap(torch.ops.flashtile.attention_bwd, True), lib=_LIBRARY)
-
-
-def _cast(tensor: torch.Tensor) -> torch.Tensor:
-    """What autocast does to operands of products."""
-    if tensor.is_floating_point() and tensor.dtype != torch.float64:
-        return tensor.to(torch.get_autocast_dtype(tensor.device.type))
-    return tensor
-
-
-def _is_seen_by_others(tensors: list[torch.Tensor]) -> bool:
-    """Whether a compiler, a mode, a transform or a subclass of Tensor has to see the op of a call;
-    where none has, the long way through torch.library is left out."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or \
-        bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()) or \
-        torch._C._are_functorch_transforms_active() or \
-        any(type(tensor) not in _PLAIN_TENSORS for tensor in tensors)
-
-
-def _run(arguments: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The op attention_fwd, by the shortest way."""
-    tensors = [tensor for tensor in (*arguments[:_NUM_INPUTS], *arguments[_NUM_INPUTS])
-               if tensor is not None]
-    if _is_seen_by_others(tensors):
-        result = torch.ops.flashtile.attention_fwd(*arguments)
-    elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        result = _AtOnce.apply(arguments, *arguments[:_NUM_INPUTS], *arguments[_NUM_INPUTS])
-    else:
-        result = _forward(*arguments)
-    out, lse = result
-    return out, lse
 
 
 def _traced(given: ScoreOrMask, slot: str, aux: dict[str, torch.Tensor],
@@ -358,7 +79,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     """
     tensors = {"q": q, "k": k, "v": v}
     if torch.is_autocast_enabled(q.device.type):
-        tensors = {name: _cast(tensor) for name, tensor in tensors.items()}
+        tensors = {name: autocast(tensor) for name, tensor in tensors.items()}
     read = dict(aux or {})
     scalars = params or {}
     options: dict[str, Any] = {"score": _traced(score, "score", read, scalars),
@@ -374,25 +95,18 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
         else:
             options["dropout_seed"] = dropout_seed
     for name, value in others.items():
-        if name in _PLACE:
+        if name in OPTION_PLACES:
             options[name] = value
-        elif name in _INPUT_NAMES:
+        elif name in INPUT_NAMES:
             tensors[name] = value
         else:
             raise TypeError(f"flashtile.torch.attention has no argument '{name}'")
-    out, lse = _run((
-        *map(tensors.get, _INPUT_NAMES), list(read.values()), list(read),
+    out, lse = run_forward((
+        *map(tensors.get, INPUT_NAMES), list(read.values()), list(read),
         [float(value) for value in scalars.values()], list(scalars),
-        *map(options.get, _PLACE), None if out_dtype is None else dtype_name(out_dtype),
+        *map(options.get, OPTION_PLACES), None if out_dtype is None else dtype_name(out_dtype),
         implementation))
     return (out, lse) if return_lse else out
-
-
-def added_mask(mask: torch.Tensor) -> torch.Tensor:
-    """A bool mask (True: seen) as numbers to add to scores; one of floats as it is."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, -torch.inf)
 
 
 def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,

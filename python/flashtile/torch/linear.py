@@ -22,13 +22,7 @@ from flashtile import _linear
 from flashtile._attention import dtype_name
 from flashtile._linear import Operator
 from flashtile._table import OptionRow, TensorRow, core_op, output_shape
-from flashtile.torch import (
-    _LIBRARY,
-    _SCHEMA_TYPES,
-    _TORCH_DTYPES,
-    _cast,
-    _is_seen_by_others,
-)
+from flashtile._torch_op import LIBRARY, SCHEMA_TYPES, TORCH_DTYPES, autocast, is_seen_by_others
 
 _PASSED_ON = "str? out_dtype, str? implementation"
 
@@ -41,7 +35,7 @@ def _tensor_arguments(rows: Sequence[TensorRow]) -> list[str]:
 
 
 def _option_arguments(rows: Sequence[OptionRow]) -> list[str]:
-    return [f"{_SCHEMA_TYPES[row.type]} {row.name}" for row in rows]
+    return [f"{SCHEMA_TYPES[row.type]} {row.name}" for row in rows]
 
 
 def _vmap(op: Any) -> Callable[..., Any]:
@@ -79,34 +73,34 @@ class _Ops:
         op = self.op
         inputs, options = _tensor_arguments(op.inputs), _option_arguments(op.options)
         results = ", ".join(["Tensor"] * self.num_results)
-        _LIBRARY.define(
+        LIBRARY.define(
             f"{op.forward.name}({', '.join([*inputs, *options])}, bool return_final_state, "
             f"{_PASSED_ON}) -> {results if self.num_results == 1 else f'({results})'}")
         dfinals = [f"Tensor? {name}" for name in op.final_gradients]
-        _LIBRARY.define(
+        LIBRARY.define(
             f"{op.backward.name}(str[] gradients, "
             f"{', '.join(['Tensor dout', *dfinals, *inputs, *options])}, str? implementation) "
             "-> Tensor[]")
         kernels = [(op.forward.name, self._forward_op, self.forward_fake),
                    (op.backward.name, self.backward, self.backward_fake)]
         if op.states:
-            _LIBRARY.define(
+            LIBRARY.define(
                 f"{op.step.name}("
                 f"{', '.join([*_tensor_arguments(self.step_rows), *options])}, {_PASSED_ON}) "
                 "-> Tensor")
             kernels.append((op.step.name, self.step, self.step_fake))
         for name, kernel, fake in kernels:
             for device in ("CPU", "CUDA"):
-                _LIBRARY.impl(name, kernel, device)
-            torch.library.register_fake(f"flashtile::{name}", fake, lib=_LIBRARY)
+                LIBRARY.impl(name, kernel, device)
+            torch.library.register_fake(f"flashtile::{name}", fake, lib=LIBRARY)
         torch.library.register_autograd(
             f"flashtile::{op.forward.name}", self.autograd, setup_context=self.setup_context,
-            lib=_LIBRARY)
+            lib=LIBRARY)
         torch.library.register_autograd(f"flashtile::{op.backward.name}", self._no_second,
-                                        lib=_LIBRARY)
+                                        lib=LIBRARY)
         for table in (op.forward, op.backward):
             torch.library.register_vmap(f"flashtile::{table.name}", _vmap(self.seen(table.name)),
-                                        lib=_LIBRARY)
+                                        lib=LIBRARY)
 
     def seen(self, table_name: str) -> Any:
         """An op as others see it."""
@@ -141,14 +135,14 @@ class _Ops:
 
     def _out_like(self, tensors: Sequence[Any], out_dtype: str | None) -> tuple[Any, torch.dtype]:
         shape = output_shape(self.op.forward, "out", self._shapes(tensors))
-        return shape, tensors[0].dtype if out_dtype is None else _TORCH_DTYPES[out_dtype]
+        return shape, tensors[0].dtype if out_dtype is None else TORCH_DTYPES[out_dtype]
 
     def forward_fake(self, *arguments: Any) -> Any:
         tensors = arguments[:self.num_inputs]
         finals = self._final_names(arguments)
         shape, dtype = self._out_like(tensors, arguments[-2])
         found = [tensors[0].new_empty(shape, dtype=dtype)]
-        state_dtype = _TORCH_DTYPES[_state_dtype(tensors[0])]
+        state_dtype = TORCH_DTYPES[_state_dtype(tensors[0])]
         for state in self.op.states:
             name = f"final_{state}"
             found.append(tensors[0].new_empty(0) if name not in finals else tensors[0].new_empty(
@@ -185,7 +179,7 @@ class _Ops:
     def step_fake(self, *arguments: Any) -> torch.Tensor:
         shapes = {name: tensor.shape for name, tensor in zip(self.names_of_step, arguments)
                   if tensor is not None}
-        dtype = arguments[0].dtype if arguments[-2] is None else _TORCH_DTYPES[arguments[-2]]
+        dtype = arguments[0].dtype if arguments[-2] is None else TORCH_DTYPES[arguments[-2]]
         out: torch.Tensor = arguments[0].new_empty(output_shape(self.op.step, "out", shapes),
                                                    dtype=dtype)
         return out
@@ -251,7 +245,7 @@ def _by_autocast(rows: Sequence[TensorRow], tensors: tuple[Any, ...]) -> tuple[A
     would not fit beside it."""
     if not torch.is_autocast_enabled(tensors[0].device.type):
         return tensors
-    first = _cast(tensors[0])
+    first = autocast(tensors[0])
     cast = [first]
     for row, tensor in zip(rows[1:], tensors[1:]):
         if tensor is not None and tensor.is_floating_point() and row.direction == "in":
@@ -274,7 +268,7 @@ def _forward(op: Operator, tensors: tuple[Any, ...], options: tuple[Any, ...],
     tensors = _by_autocast(op.inputs, tensors)
     arguments = (*tensors, *options, return_final_state, _dtype(out_dtype), implementation)
     given = [tensor for tensor in tensors if tensor is not None]
-    if _is_seen_by_others(given):
+    if is_seen_by_others(given):
         found = ops.seen(op.forward.name)(*arguments)
         found = found if ops.num_results > 1 else (found,)
     elif torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
@@ -293,7 +287,7 @@ def _step(op: Operator, tensors: tuple[Any, ...], options: tuple[Any, ...], out_
     ops = _OPS[op.name]
     tensors = _by_autocast(ops.step_rows, tensors)
     arguments = (*tensors, *options, _dtype(out_dtype), implementation)
-    is_seen = _is_seen_by_others([tensor for tensor in tensors if tensor is not None])
+    is_seen = is_seen_by_others([tensor for tensor in tensors if tensor is not None])
     found: torch.Tensor = (ops.seen(op.step.name) if is_seen else ops.step)(*arguments)
     return found
 
