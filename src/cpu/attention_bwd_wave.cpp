@@ -357,6 +357,10 @@ void BwdLaunch::run_block(BwdMember& member, int64_t split, int64_t n, int64_t a
     block.dk = dk;
     block.dv = dv;
     block.gradients = has_gradients ? &gradients : nullptr;
+    int64_t num_blocks = 0;
+    for (const BlockRun& run : runs) num_blocks += run.end - run.begin;
+    const int64_t query_bytes = shape_.queries.block_bytes + shape_.block_m * shape_.dq_ld * 4;
+    block.fetches_queries = num_blocks * query_bytes > cpu_info().l2_bytes / 4 * 3;
     kernels_.bwd_block(block);
     dbias.store();
     if (args_.dalibi_slopes) {

@@ -403,10 +403,35 @@ const typename Operands::Element* visible_keys(const BwdBlock& block, const Tile
   return state.k_copy;
 }
 
+/// Has the query block behind a tile, and its dQ, fetched while the five products of the tile run.
+template <class Operands>
+RowPrefetch fetch_queries(const BwdBlock& block, const TileSpan& tile, int64_t m_block) {
+  constexpr int64_t kPeriod = 16;  // for two lines or so: more would fill the buffers of loads
+  RowPrefetch prefetch;
+  if (!block.fetches_queries || m_block >= block.runs[block.num_runs - 1].end) return prefetch;
+  const int64_t q_begin = m_block * block.block_m;
+  const int64_t left = block.seqlen_q - q_begin;
+  const int64_t rows = left < block.block_m ? left : block.block_m;
+  prefetch.add(
+      {block.q_blocks + m_block * block.q_layout.block_bytes, 0, 1, block.q_layout.block_bytes});
+  prefetch.add({reinterpret_cast<const char*>(block.dq + q_begin * block.dq_ld), 0, 1,
+                rows * block.dq_ld * 4});
+  const auto periods = [&](int64_t m, int64_t n, int64_t k) {
+    return tiles_of(m, n) * ((Operands::bytes(k, 1) / 4 + kPeriod - 1) / kPeriod);
+  };
+  prefetch.period = kPeriod;
+  spread_prefetch(
+      periods(tile.m, tile.n, block.head_dim) + periods(tile.m, tile.n, block.head_dim_v) +
+          periods(tile.n, block.head_dim_v, tile.m) + periods(tile.n, block.head_dim, tile.m) +
+          periods(tile.m, block.head_dim, tile.n),
+      &prefetch);
+  return prefetch;
+}
+
 /// One query block against the key block.
 template <class F, class Operands>
-void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
-              BwdState<Operands>& state) {
+void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full, BwdState<Operands>& state,
+              RowPrefetch* prefetch = nullptr) {
   using Element = typename Operands::Element;
   const ScoreRules& rules = *block.rules;
   const char* queries = block.q_blocks + tile.q_begin / block.block_m * block.q_layout.block_bytes;
@@ -422,7 +447,8 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   const BlockLayout& ql = block.q_layout;
   const BlockLayout& kl = block.k_layout;
   const float unit = rules.is_log2 ? kLog2e : 1.0f;
-  GemmC product{.c = state.s, .ldc = state.ld, .alpha = rules.softmax_scale * unit};
+  GemmC product{
+      .c = state.s, .ldc = state.ld, .alpha = rules.softmax_scale * unit, .prefetch = prefetch};
   state.lines = fill_lines(rules, state.programs.line, tile, state.line_values, product);
   Operands::multiply(tile.m, tile.n, block.head_dim, q_at(kFormQ), ql.ld[kFormQ],
                      Operands::from_column(k_at(kFormKTransposed), col), kl.ld[kFormKTransposed],
@@ -430,7 +456,7 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   if (block.weight_sums == nullptr) {
     Operands::multiply(tile.m, tile.n, block.head_dim_v, q_at(kFormDout), ql.ld[kFormDout],
                        Operands::from_column(k_at(kFormVTransposed), col), kl.ld[kFormVTransposed],
-                       {.c = state.dp, .ldc = state.ld});
+                       {.c = state.dp, .ldc = state.ld, .prefetch = prefetch});
   }
   Strips& score = state.programs.score_for(is_full);
   if (score.is_given()) strip_columns(score.machine, tile.k_begin, tile.n);
@@ -457,21 +483,25 @@ void bwd_tile(const BwdBlock& block, const TileSpan& tile, bool is_full,
   const Element* k = k_at(kFormKRight);
   if (looks_for_unseen) k = visible_keys(block, tile, is_seen, k, state);
   k = Operands::from_row(k, col, kl.ld[kFormKRight]);
-  Operands::multiply_transposed(
-      tile.n, block.head_dim_v, tile.m, state.p, state.ld, q_at(kFormDoutRight),
-      ql.ld[kFormDoutRight],
-      {.c = block.dv + col * block.dv_ld, .ldc = block.dv_ld, .accumulate = true});
+  Operands::multiply_transposed(tile.n, block.head_dim_v, tile.m, state.p, state.ld,
+                                q_at(kFormDoutRight), ql.ld[kFormDoutRight],
+                                {.c = block.dv + col * block.dv_ld,
+                                 .ldc = block.dv_ld,
+                                 .accumulate = true,
+                                 .prefetch = prefetch});
   Operands::multiply_transposed(tile.n, block.head_dim, tile.m, state.ds_right, state.ld,
                                 q_at(kFormQRight), ql.ld[kFormQRight],
                                 {.c = block.dk + col * block.dk_ld,
                                  .ldc = block.dk_ld,
                                  .alpha = rules.softmax_scale,
-                                 .accumulate = true});
+                                 .accumulate = true,
+                                 .prefetch = prefetch});
   Operands::multiply(tile.m, block.head_dim, tile.n, state.ds_left, state.ld, k, kl.ld[kFormKRight],
                      {.c = block.dq + tile.q_begin * block.dq_ld,
                       .ldc = block.dq_ld,
                       .alpha = rules.softmax_scale,
-                      .accumulate = true});
+                      .accumulate = true,
+                      .prefetch = prefetch});
 }
 
 /// The part of a tile that is seen in part which can hold a pair that is seen, by position: from
@@ -513,16 +543,17 @@ void bwd_block_of(const BwdBlock& block) {
       const int64_t left = block.seqlen_q - q_begin;
       const TileSpan tile{q_begin, left < block.block_m ? left : block.block_m, block.k_begin,
                           block.num_keys};
-      const auto add_span = [&](const TileSpan& span, bool is_full) {
-        bwd_tile<F, Operands>(block, span, is_full, state);
-      };
       if (block.runs[r].is_full) {
-        add_span(tile, true);
+        RowPrefetch next = fetch_queries<Operands>(block, tile, m_block + 1);
+        bwd_tile<F, Operands>(block, tile, true, state, &next);
         continue;
       }
       for_each_part(
           *block.rules, tile, is_cut(block, tile) ? kPartRows : tile.m,
-          [&](const TileSpan& part) { return trimmed(block, part); }, add_span);
+          [&](const TileSpan& part) { return trimmed(block, part); },
+          [&](const TileSpan& span, bool is_full) {
+            bwd_tile<F, Operands>(block, span, is_full, state);
+          });
     }
   }
 }

@@ -159,6 +159,7 @@ struct BwdBlock {
   int64_t head_dim, head_dim_v;
   const BlockRun* runs;  ///< of query blocks
   int64_t num_runs;
+  bool fetches_queries;  ///< the runs' blocks and their dq do not stay in the second cache
   const ScoreRules* rules;
   const float* lse;      ///< by query
   const float* factors;  ///< by query: what exp(s - lse) is multiplied by; null: 1 for all
