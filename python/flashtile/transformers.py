@@ -28,7 +28,8 @@ except ImportError as error:
                       "pip install transformers torch") from error
 
 from flashtile import expressions
-from flashtile.torch import added_mask, attention
+from flashtile._torch_sdpa import added_mask
+from flashtile.torch import attention
 
 __all__ = ["Mask", "attention_forward", "make_mask", "register"]
 
