@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "commands.hpp"
+#include "core/text.hpp"
 #include "flashtile/error.hpp"
 #include "flashtile/version.hpp"
 #include "terminal.hpp"
@@ -33,6 +34,21 @@ std::string_view asked_op(int argc, char** argv) {
 int fail(std::string_view text) {
   std::cerr << "flashtile: " << text << '\n';
   return kBadUse;
+}
+
+/// What a command did not expect, and the flag that was perhaps meant.
+std::string unexpected_text(const CLI::App& app) {
+  const CLI::App& command = *app.get_subcommands().front();
+  std::string text = command.get_name() + " does not expect";
+  const std::vector<std::string> words = app.remaining(/*recurse=*/true);
+  for (const std::string& word : words) text += " '" + word + "'";
+  std::vector<std::string> flags;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+  }
+  const std::vector<std::string_view> names(flags.begin(), flags.end());
+  const std::string_view nearest = nearest_name(words.front(), names);
+  return nearest.empty() ? text : text + "; did you mean '" + std::string(nearest) + "'?";
 }
 
 int run(int argc, char** argv) {
@@ -61,6 +77,8 @@ int run(int argc, char** argv) {
   }
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    return fail(unexpected_text(app));
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // help and version
     return fail(error.what());

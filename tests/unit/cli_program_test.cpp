@@ -108,6 +108,7 @@ TEST_F(Program, BadUseAndBadFilesGiveOneLineAndTwo) {
   const std::pair<std::string, std::string> kCases[] = {
       {"", "subcommand"},
       {"nonsense", "no command 'nonsense'"},
+      {"attend --windw-left 3", "does not expect '--windw-left'; did you mean '--window-left'?"},
       {"attend", "give input files"},
       {"attend " + in + " --nonsense", "--nonsense"},
       {"attend " + path("none.safetensors"), "cannot be opened"},
