@@ -49,6 +49,10 @@ target_compile_options(
   flashtile_flags
   INTERFACE "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:--param ggc-min-heapsize=2000000>")
 
+if(FLASHTILE_EMULATE_CPU)
+  target_compile_definitions(flashtile_flags INTERFACE FLASHTILE_EMULATE_CPU)
+endif()
+
 if(FLASHTILE_SANITIZE)
   set(sanitize -fsanitize=${FLASHTILE_SANITIZE} -fno-sanitize-recover=all)
   target_compile_options(flashtile_flags INTERFACE ${sanitize} -fno-omit-frame-pointer -O1 -g1)

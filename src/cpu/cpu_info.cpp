@@ -74,7 +74,11 @@ void detect_isas(CpuInfo& info) {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
   set(Isa::kAvx512, avx512);
+#if defined(FLASHTILE_EMULATE_CPU)
+  set(Isa::kAvx512Bf16, avx512);
+#else
   set(Isa::kAvx512Bf16, avx512 && __builtin_cpu_supports("avx512bf16"));
+#endif
   info.has_fast_bf16_dot = !is_intel();
 #elif defined(__aarch64__)
   set(Isa::kNeon, true);

@@ -20,6 +20,7 @@
 // strip a value or the state is not finite, rows are taken one by one.
 
 #include "cpu/kernels/recurrent_fwd.hpp"
+#include "cpu/simd/row_sums.hpp"
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 

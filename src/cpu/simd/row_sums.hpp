@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Sums across the lanes of as many vectors as a vector has lanes.
+// Sums across the lanes of kLanes vectors.
 
 #include "cpu/simd/simd.hpp"
 
@@ -10,7 +10,7 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 #if defined(__AVX512F__)
 /// Lane i: the sum of rows[i]. Two vectors become one at each step, which takes half the shuffles
 /// of a transposition.
-FLASHTILE_INLINE Vf row_sums(const Vf (&rows)[16]) {
+FLASHTILE_INLINE Vf row_sums(const Vf* rows) {
   __m512 x[16];
   FLASHTILE_UNROLL
   for (int i = 0; i < 16; ++i) {  // parts of 128 bits: of rows[p] two, then of rows[p + 4]
@@ -31,7 +31,7 @@ FLASHTILE_INLINE Vf row_sums(const Vf (&rows)[16]) {
 }
 #else
 /// Lane i: the sum of rows[i].
-FLASHTILE_INLINE Vf row_sums(const Vf (&rows)[kLanes]) {
+FLASHTILE_INLINE Vf row_sums(const Vf* rows) {
   Vu block[kLanes];
   for (int i = 0; i < kLanes; ++i) block[i] = as_vu(rows[i]);
   transpose(block);

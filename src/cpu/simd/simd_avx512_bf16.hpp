@@ -7,6 +7,32 @@
 
 namespace flashtile::cpu::FLASHTILE_ISA {
 
+#if defined(FLASHTILE_EMULATE_CPU)
+/// As the instructions do it, for tests on CPUs without them.
+FLASHTILE_INLINE Vf flush_subnormal(Vf x) {
+  const Vu bits = as_vu(x);
+  const Mf is_small = (bits & broadcast_u(0x7F800000)) == broadcast_u(0);
+  return as_vf(select(is_small, bits & broadcast_u(0x80000000), bits));
+}
+FLASHTILE_INLINE Vf dot_pairs(Vu a, Vu b, Vf c) {
+  const auto low = [](Vu x) { return flush_subnormal(as_vf(x << 16)); };
+  const auto high = [](Vu x) { return flush_subnormal(as_vf(x & broadcast_u(0xFFFF0000))); };
+  const Vf sum = flush_subnormal(fma(high(a), high(b), flush_subnormal(c)));
+  return flush_subnormal(fma(low(a), low(b), sum));
+}
+FLASHTILE_INLINE Vu to_bf16_bits(Vf x);  // bf16.hpp
+FLASHTILE_INLINE Vu round_neighbours(Vf first, Vf second) {
+  uint16_t halves[2 * kLanes];
+  store_u16(halves, to_bf16_bits(flush_subnormal(first)));
+  store_u16(halves + kLanes, to_bf16_bits(flush_subnormal(second)));
+  Vu result;
+  __builtin_memcpy(&result, halves, sizeof(halves));
+  return result;
+}
+FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) {
+  store_u16(&p->bits, to_bf16_bits(flush_subnormal(x)));
+}
+#else
 /// Pairs of bfloat16, one pair a lane, the element with the lower index in the low half.
 /// c + a.low * b.low + a.high * b.high; subnormals count as zero.
 FLASHTILE_INLINE Vf dot_pairs(Vu a, Vu b, Vf c) {
@@ -31,42 +57,16 @@ FLASHTILE_INLINE Vu round_neighbours(Vf first, Vf second) {
   return {halves};
 }
 
-/// One pair a lane; subnormals become zero.
-FLASHTILE_INLINE Vu round_to_pairs(Vf low, Vf high) {
-  const Vu words = iota_u() + ((iota_u() + broadcast_u(kLanes)) << 16);
-  return {_mm512_permutexvar_epi16(words.v, round_neighbours(low, high).v)};
-}
-
 FLASHTILE_INLINE void store_flush(Bf16* p, Vf x) {
   const __m256bh y = _mm512_cvtneps_pbh(x.v);
   __builtin_memcpy(p, &y, sizeof(y));
 }
+#endif
 
-/// Lane i: the sum of the lanes of x[i], of 16.
-FLASHTILE_INLINE Vf row_sums(const Vf* x) {
-  __m512 t[8];
-  FLASHTILE_UNROLL
-  for (int i = 0; i < 8; ++i) {  // of two rows, in turns
-    const __m512 a = x[2 * i].v;
-    const __m512 b = x[2 * i + 1].v;
-    t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-  }
-  FLASHTILE_UNROLL
-  for (int i = 0; i < 4; ++i) {  // of four rows in each 128 bits
-    const __m512d a = _mm512_castps_pd(t[2 * i]);
-    const __m512d b = _mm512_castps_pd(t[2 * i + 1]);
-    t[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
-                         _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-  }
-  FLASHTILE_UNROLL
-  for (int count = 2; count > 0; count /= 2) {  // parts of 128 bits
-    FLASHTILE_UNROLL
-    for (int i = 0; i < count; ++i) {
-      t[i] = _mm512_add_ps(_mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0x88),
-                           _mm512_shuffle_f32x4(t[2 * i], t[2 * i + 1], 0xDD));
-    }
-  }
-  return {t[0]};
+/// One pair a lane; subnormals become zero.
+FLASHTILE_INLINE Vu round_to_pairs(Vf low, Vf high) {
+  const Vu words = iota_u() + ((iota_u() + broadcast_u(kLanes)) << 16);
+  return {_mm512_permutexvar_epi16(words.v, round_neighbours(low, high).v)};
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA
