@@ -19,14 +19,11 @@ namespace {
 /// this much memory.
 constexpr int64_t kKeptBytes = int64_t{12} << 20;
 
-/// Chunks from one state that is kept to the next, where any are.
-constexpr int64_t kKeptDistance = 2;
-
 /// States that are kept of a sequence, in bytes.
 int64_t kept_state_bytes(const IsaEntry& isa, const LinearProblem& problem) {
   const VectorDecayPairKernels* pairs = vector_decay_pairs(isa, problem);
   if (pairs == nullptr) return 0;
-  return ceil_div(problem.max_seqlen, kKeptDistance * kRecurrentRows) * 2 *
+  return num_kept_states(problem.max_seqlen) * 2 *
          pairs->kept_elements(problem.head_dim, problem.head_dim_v);
 }
 
@@ -143,10 +140,9 @@ class RecurrentBwdStream : public StripedState {
 
   /// Where the state before a row is kept; null where it is not.
   uint16_t* kept_state(int64_t begin) const {
-    const int64_t distance = kKeptDistance * kRecurrentRows;
-    if (shared_.pairs == nullptr || begin == 0 || begin % distance != 0) return nullptr;
-    return memory_.kept +
-           begin / distance * shared_.pairs->kept_elements(problem_.head_dim, problem_.head_dim_v);
+    const int64_t n = kept_state_before(begin);
+    if (shared_.pairs == nullptr || n < 0) return nullptr;
+    return memory_.kept + n * shared_.pairs->kept_elements(problem_.head_dim, problem_.head_dim_v);
   }
 
   struct Addresses {

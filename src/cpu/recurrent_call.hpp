@@ -15,6 +15,19 @@ namespace flashtile::cpu {
 /// Rows whose inputs are packed together.
 inline constexpr int64_t kRecurrentRows = 32;
 
+/// Chunks from one state that is kept for a backward over pairs to the next.
+inline constexpr int64_t kKeptDistance = 2;
+
+/// The number of the kept state before a row of a sequence, -1 where there is none.
+inline int64_t kept_state_before(int64_t row) {
+  constexpr int64_t kDistance = kKeptDistance * kRecurrentRows;
+  return row == 0 || row % kDistance != 0 ? -1 : row / kDistance;
+}
+/// So many numbers are there.
+inline int64_t num_kept_states(int64_t max_seqlen) {
+  return ceil_div(max_seqlen, kKeptDistance * kRecurrentRows);
+}
+
 /// Columns of `dim` with those that fill its last strip.
 inline int64_t strip_columns(const RecurrentKernels& kernels, int64_t dim) {
   return ceil_div(dim, kernels.strip_width) * kernels.strip_width;

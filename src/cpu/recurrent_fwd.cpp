@@ -114,9 +114,11 @@ class RecurrentStream : public StripedState {
 
 const VectorDecayPairKernels* vector_decay_pairs(const IsaEntry& isa,
                                                  const LinearProblem& problem) {
-  const bool is_paired = problem.dtype == DType::kBF16 &&
-                         problem.op->family == LinearFamily::kVectorDecay &&
-                         problem.head_dim_v >= kMinPairColumns;
+  if (problem.dtype != DType::kBF16 || problem.head_dim_v < kMinPairColumns) return nullptr;
+  // Slots are columns, too, and so are key dimensions.
+  const bool is_paired = problem.op->family == LinearFamily::kSlots
+                             ? std::min(problem.num_slots, problem.head_dim) >= kMinPairColumns
+                             : problem.op->family == LinearFamily::kVectorDecay;
   return is_paired ? isa.vector_decay_pairs : nullptr;
 }
 

@@ -46,10 +46,11 @@ constexpr int64_t kSpanRows = 8 * kRecurrentRows;
 
 struct SlotsFwdMemory {
   SlotsStates states;
-  float* span_weights;  ///< of a forward in parts
-  float* rows;          ///< a state by rows, on the way from and to the caller
-  float* transposed;    ///< likewise
-  char* scratch;
+  float* span_weights;                  ///< of a forward in parts
+  float* rows;                          ///< a state by rows, on the way from and to the caller
+  float* transposed;                    ///< likewise
+  const VectorDecayPairKernels* pairs;  ///< null: all is done row by row
+  char* scratch;                        ///< and behind it that of pairs
 
   SlotsFwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
                  WorkspaceCursor& cursor)
@@ -61,7 +62,21 @@ struct SlotsFwdMemory {
         isa.linear->recurrent, std::max({problem.num_slots, problem.head_dim, problem.head_dim_v}));
     rows = cursor.take<float>(longest * longest);
     transposed = cursor.take<float>(longest * longest);
-    scratch = cursor.take<char>(isa.linear->slots.scratch_bytes(slots_shape(problem, max_rows)));
+    pairs = vector_decay_pairs(isa, problem);
+    scratch = cursor.take<char>(isa.linear->slots.scratch_bytes(slots_shape(problem, max_rows)) +
+                                pairs_scratch_bytes(problem, max_rows));
+  }
+
+ private:
+  int64_t pairs_scratch_bytes(const LinearProblem& problem, int64_t max_rows) const {
+    const int64_t members = slots_shape(problem, max_rows).num_members;
+    int64_t bytes = 0;
+    for (const int64_t dim : {problem.head_dim, problem.head_dim_v}) {
+      if (pairs == nullptr) continue;
+      bytes = std::max({bytes, pairs->scratch_bytes(max_rows, problem.num_slots, dim, members),
+                        pairs->bwd_scratch_bytes(problem.num_slots, dim, members)});
+    }
+    return bytes;
   }
 };
 
@@ -72,6 +87,8 @@ struct SlotsBwdMemory {
   float* dlogits;
   float* read_sums;
   double* passing;
+  SlotsKept kept;  ///< states before some chunks
+  double* begun;   ///< of those
 
   SlotsBwdMemory(const IsaEntry& isa, const LinearProblem& problem, int64_t max_rows,
                  WorkspaceCursor& cursor)
@@ -82,6 +99,23 @@ struct SlotsBwdMemory {
     dlogits = cursor.take<float>(problem.max_seqlen * members * slots);
     read_sums = cursor.take<float>(problem.max_seqlen * slots);
     passing = cursor.take<double>(problem.num_slots);
+    const int64_t num_kept = forward.pairs == nullptr ? 0 : num_kept_states(problem.max_seqlen);
+    const auto take_kept = [&](int64_t dim) {
+      return cursor.take<uint16_t>(num_kept * kept_elements(problem, dim));
+    };
+    kept = {take_kept(problem.head_dim), take_kept(problem.head_dim_v)};
+    begun = cursor.take<double>(num_kept * 2 * problem.num_slots);
+  }
+
+  int64_t kept_elements(const LinearProblem& problem, int64_t dim) const {
+    return forward.pairs == nullptr ? 0 : forward.pairs->kept_elements(problem.num_slots, dim);
+  }
+  /// The states before a row.
+  SlotsKept kept_before(const LinearProblem& problem, int64_t row) const {
+    const int64_t n = kept_state_before(row);
+    if (forward.pairs == nullptr || n < 0) return {nullptr, nullptr};
+    return {kept.keys + n * kept_elements(problem, problem.head_dim),
+            kept.values + n * kept_elements(problem, problem.head_dim_v)};
   }
 };
 
@@ -136,7 +170,10 @@ class SlotsStream {
   }
   void run_keys(const SlotsBwdMemory& memory, SlotsPart part, const SlotsBwdMemory* kept) {
     for (int64_t n = num_chunks() - 1; n >= 0; --n) {
-      slots_.bwd_keys(make_bwd_chunk(n, memory.dstates, memory, part, kept));
+      SlotsChunk chunk = make_bwd_chunk(n, memory.dstates, memory, part, kept);
+      chunk.next_begin = n > 0 ? -max_rows_ : 0;
+      chunk.next_end = 0;
+      slots_.bwd_keys(chunk);
     }
   }
   void end_backward(const SlotsBwdMemory& memory) { store(args_.dinitial_states, memory.dstates); }
@@ -208,7 +245,11 @@ class SlotsStream {
     chunk.keys_by_key = states.keys_by_key;
     chunk.values_by_slot = states.values_by_slot;
     chunk.values_by_value = states.values_by_value;
+    chunk.next_begin = chunk.rows;
+    chunk.next_end = std::min(chunk.rows + max_rows_, sequence_.length - begin);
+    chunk.pairs = memory_.pairs;
     chunk.scratch = scratch_;
+    chunk.pairs_scratch = scratch_ + slots_.scratch_bytes(chunk);
     return chunk;
   }
 
@@ -237,6 +278,11 @@ class SlotsStream {
     chunk.dlogits = memory.dlogits + begin * chunk.num_members * slots;
     chunk.read_sums = memory.read_sums + begin * slots;
     chunk.passing = memory.passing;
+    chunk.kept_before = memory.kept_before(problem_, begin);
+    const int64_t end = begin + max_rows_;
+    if (!chunk.ends_sequence) chunk.kept_behind = memory.kept_before(problem_, end);
+    chunk.begun =
+        memory.begun + std::max<int64_t>(kept_state_before(end), 0) * 2 * problem_.num_slots;
     return chunk;
   }
 

@@ -52,6 +52,8 @@ constexpr const char* kProblems[] = {
     "slstm_bwd:b3:hq1:t130:d64",
     "gsa_fwd:b1:hq4:hkv2:t600:d64:dv80:m70:initial_state_k:initial_state_v:final_state_v",
     "gsa_bwd:b1:hq2:hkv1:t200:d64:dv80:m70:initial_state_k:initial_state_v:dfinal_state_k",
+    "gsa_fwd:b1:hq4:hkv2:t600:d64:dv80:m70:initial_state_k:initial_state_v:final_state_v:bf16",
+    "gsa_bwd:b1:hq2:hkv1:t200:d64:dv80:m70:initial_state_k:initial_state_v:dfinal_state_k:bf16",
     "short_conv_bwd:b1:c600:t400:past3:silu:initial_state:dfinal_state",
     "gated_norm_bwd:b1:hq4:t400:d150:z:weight",
     "log_decay_gate_bwd:b1:hq40:t300:d20:bias:A_log",

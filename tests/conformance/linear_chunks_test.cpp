@@ -65,6 +65,10 @@ constexpr const char* kProblems[] = {
     ("gsa_bwd:b1:hq4:hkv2:t97:d33:dv70:m40:initial_state_k:initial_state_v:dfinal_state_k:"
      "dfinal_state_v"),
     "gsa_bwd:hq2:d20:dv24:m70:cu_seqlens={0,40,40,141}",
+    ("gsa_fwd:hq4:hkv2:d80:dv50:m70:cu_seqlens={0,5,5,38,200}:initial_state_k:initial_state_v:"
+     "final_state_k:final_state_v:bf16"),
+    ("gsa_bwd:hq4:hkv2:d50:dv130:m70:cu_seqlens={0,5,5,38,200}:initial_state_k:initial_state_v:"
+     "dfinal_state_k:dfinal_state_v:bf16"),
     "gated_delta_rule_step:b2:hq2:hv4:d64:dv150:lines5:state_slots={3,0}:qk_l2norm",
     "mlstm_exp_step:b3:hq4:hkv2:d40:dv300",
     "rwkv6_step:b2:hq4:hkv2:d40:dv129:bf16",

@@ -174,27 +174,61 @@ void expect_rows(const OpCall& call, const OpCall& exact, const std::string& nam
       << name << " of rows " << begin << " to " << end << ", " << what;
 }
 
+/// An op whose bf16 inputs go in chunks of vector decay.
+struct ChunkedDecay {
+  std::string name;
+  std::string sizes;
+  std::vector<std::string> states;  ///< as in initial_state
+  std::string q, g;                 ///< names
+};
+
+const std::vector<ChunkedDecay>& chunked_decays() {
+  static const std::vector<ChunkedDecay> all = {
+      {"gla", "d40:dv70", {"state"}, "q", "g"},
+      {"rwkv6", "d40:dv70", {"state"}, "r", "w"},
+      {"gsa", "d50:dv70:m56", {"state_k", "state_v"}, "q", "g"}};
+  return all;
+}
+
+/// A problem of it with states; prefixes of those that a pass takes.
+cli::OwnedCall chunked_call(const ChunkedDecay& op, const std::string& pass,
+                            const std::vector<std::string>& prefixes) {
+  std::string text = op.name + pass + ":b1:hq2:hkv1:t75:" + op.sizes + ":bf16";
+  for (const std::string& prefix : prefixes) {
+    for (const std::string& state : op.states) text += ":" + prefix + state;
+  }
+  return linear_call(text);
+}
+
+void expect_states(const OpCall& call, const OpCall& exact, const ChunkedDecay& op,
+                   const std::string& prefix, const std::string& what) {
+  for (const std::string& state : op.states) {
+    const TensorView want = exact.tensor(prefix + state);
+    EXPECT_LT(max_difference(call.tensor(prefix + state), want), 0.01 * largest(want))
+        << op.name << ", " << prefix << state << ", " << what;
+  }
+}
+
 /// Vector decay of bf16 inputs goes in chunks: neither gates that differ from channel to channel
 /// nor what a reset cuts off may show beyond their rows.
 TEST(LinearGates, ChunksOfVectorDecayStopAtResets) {
   constexpr int64_t kRows = 75, kPoisoned = 20, kFresh = kResetAgain + 1;
-  for (const std::string op : {"gla_fwd", "rwkv6_fwd"}) {
-    const cli::OwnedCall call =
-        linear_call(op + ":b1:hq2:hkv1:t75:d40:dv70:bf16:initial_state:final_state");
+  for (const ChunkedDecay& op : chunked_decays()) {
+    const cli::OwnedCall call = chunked_call(op, "_fwd", {"initial_", "final_"});
     set_mixed_gates(call.call);
     cli::OwnedCall exact = cli::with_own_outputs(call.call);
     run_by(exact.call, "reference");
     for (const std::string& implementation : call.call.spec().implementations()) {
       run_by(call.call, implementation);
       expect_rows(call.call, exact.call, "out", 0, kRows, implementation);
-      EXPECT_LT(max_difference(call.call.tensor("final_state"), exact.call.tensor("final_state")),
-                0.01 * largest(exact.call.tensor("final_state")))
-          << op << implementation;
+      expect_states(call.call, exact.call, op, "final_", implementation);
     }
-    for (const char* poisoned : {"k", "v", "initial_state"}) {
+    std::vector<std::string> names = {"k", "v"};
+    for (const std::string& state : op.states) names.push_back("initial_" + state);
+    for (const std::string& poisoned : names) {
       const TensorView tensor = call.call.tensor(poisoned);
       const std::vector<double> clean = cli::to_numbers(tensor);
-      const bool is_state = std::string(poisoned) == "initial_state";
+      const bool is_state = poisoned.size() > 1;
       fill(tensor.sliced(is_state ? 2 : 1, kPoisoned, kPoisoned + 1), is_state ? kInf : kNan);
       for (const std::string& implementation : call.call.spec().implementations()) {
         const std::string what = implementation + ", " + poisoned;
@@ -209,27 +243,24 @@ TEST(LinearGates, ChunksOfVectorDecayStopAtResets) {
 
 TEST(LinearGates, GradientsOfChunksStopAtResets) {
   constexpr int64_t kRows = 75, kPoisoned = 50;
-  for (const std::string op : {"gla", "rwkv6"}) {
-    const bool reads_before = op == "rwkv6";
-    const cli::OwnedCall call =
-        linear_call(op + "_bwd:b1:hq2:hkv1:t75:d40:dv70:bf16:initial_state:dfinal_state");
+  for (const ChunkedDecay& op : chunked_decays()) {
+    const cli::OwnedCall call = chunked_call(op, "_bwd", {"initial_", "dfinal_"});
     set_mixed_gates(call.call);
     cli::OwnedCall exact = cli::with_own_outputs(call.call);
     run_by(exact.call, "reference");
-    const std::vector<std::string> gradients = {reads_before ? "dr" : "dq", "dk", "dv",
-                                                reads_before ? "dw" : "dg"};
+    std::vector<std::string> gradients = {"d" + op.q, "dk", "dv", "d" + op.g};
+    if (op.name == "gsa") gradients.push_back("ds");
     for (const std::string& implementation : call.call.spec().implementations()) {
       run_by(call.call, implementation);
       for (const std::string& name : gradients) {
         expect_rows(call.call, exact.call, name, 0, kRows, implementation);
       }
-      EXPECT_LT(
-          max_difference(call.call.tensor("dinitial_state"), exact.call.tensor("dinitial_state")),
-          0.01 * largest(exact.call.tensor("dinitial_state")))
-          << op << implementation;
+      expect_states(call.call, exact.call, op, "dinitial_", implementation);
     }
-    for (const char* poisoned : {"dout", "dfinal_state"}) {
-      const bool is_state = std::string(poisoned) == "dfinal_state";
+    std::vector<std::string> names = {"dout"};
+    for (const std::string& state : op.states) names.push_back("dfinal_" + state);
+    for (const std::string& poisoned : names) {
+      const bool is_state = poisoned != "dout";
       const TensorView tensor = call.call.tensor(poisoned);
       const std::vector<double> clean = cli::to_numbers(tensor);
       fill(tensor.sliced(is_state ? 2 : 1, is_state ? 7 : kPoisoned, is_state ? 8 : kPoisoned + 1),
@@ -251,14 +282,17 @@ TEST(LinearGates, GradientsOfChunksStopAtResets) {
 /// roundings to 8 bits may be left in it.
 TEST(LinearGates, RoundingsOfChunksDoNotReachEarlierOnes) {
   constexpr int64_t kRows = 200, kFirst = 130, kEarly = 60;
-  const cli::OwnedCall call = linear_call("gla_bwd:b1:hq1:t200:d64:dv64:bf16");
-  fill(call.call.tensor("g"), -3);
-  fill(call.call.tensor("dout").sliced(1, 0, kFirst), 0);
-  for (const std::string& implementation : call.call.spec().implementations()) {
-    run_by(call.call, implementation);
-    const TensorView dg = call.call.tensor("dg");
-    EXPECT_GT(largest(dg.sliced(1, kFirst, kRows)), 0.1) << implementation;
-    EXPECT_LT(largest(dg.sliced(1, 0, kEarly)), 1e-4 * largest(dg)) << implementation;
+  for (const char* text :
+       {"gla_bwd:b1:hq1:t200:d64:dv64:bf16", "gsa_bwd:b1:hq1:t200:d64:dv64:m64:bf16"}) {
+    const cli::OwnedCall call = linear_call(text);
+    fill(call.call.tensor("g"), -3);
+    fill(call.call.tensor("dout").sliced(1, 0, kFirst), 0);
+    for (const std::string& implementation : call.call.spec().implementations()) {
+      run_by(call.call, implementation);
+      const TensorView dg = call.call.tensor("dg");
+      EXPECT_GT(largest(dg.sliced(1, kFirst, kRows)), 0.1) << text << implementation;
+      EXPECT_LT(largest(dg.sliced(1, 0, kEarly)), 1e-4 * largest(dg)) << text << implementation;
+    }
   }
 }
 

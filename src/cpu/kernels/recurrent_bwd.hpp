@@ -214,7 +214,10 @@ inline uint64_t keys_by_pairs(const RecurrentBwdChunk& c, const RecurrentBwdInpu
                               bool is_back) {
   if (c.pairs == nullptr) return 0;
   const int64_t first = in.query_at(0, 0);
-  return c.pairs->bwd_keys({&c,
+  RowPrefetch prefetch;
+  prefetch_bwd_inputs(c, &prefetch);
+  if (!is_back) prefetch_bwd_results(c, is_back, &prefetch);
+  return c.pairs->bwd_keys({&prefetch,
                             is_back,
                             c.ends_sequence,
                             c.rows,
@@ -307,8 +310,10 @@ inline void key_value_gradients(const RecurrentBwdChunk& c, RecurrentBwdInputs& 
   uint64_t done = 0;
   if (c.pairs != nullptr) {
     const int64_t first = in.query_at(0, 0);
+    RowPrefetch results;
+    prefetch_bwd_results(c, /*is_back=*/true, &results);
     done =
-        c.pairs->bwd_values({&c, c.rows, c.head_dim, c.head_dim_v, c.values, c.num_members,
+        c.pairs->bwd_values({&results, c.rows, c.head_dim, c.head_dim_v, c.values, c.num_members,
                              in.q + first * in.ld_k, q_step, in.dout + first * in.ld_v, dout_step,
                              in.k, in.decay, in.ld_k, in.ld_v, c.dstate, in.dv, c.pairs_scratch});
   }

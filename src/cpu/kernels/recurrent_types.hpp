@@ -67,12 +67,12 @@ struct StripRange {
   int64_t count;
 };
 
-struct RecurrentBwdChunk;
+struct RowPrefetch;
 
 /// Some rows of one state of vector decay backward, as floats in rows of whole strips; `q` and
 /// `dout` are of the queries that read the state behind a row.
 struct VectorDecayValues {
-  const RecurrentBwdChunk* chunk;  ///< whose results are fetched meanwhile
+  RowPrefetch* prefetch;  ///< spread over the products
   int64_t rows;
   int64_t head_dim;
   int64_t head_dim_v;
@@ -93,7 +93,7 @@ struct VectorDecayValues {
 /// Likewise, over strips of key dimensions of the transposed state: dQ forward, dK back, both
 /// without a row's own key or query.
 struct VectorDecayKeys {
-  const RecurrentBwdChunk* chunk;  ///< what it takes next is fetched meanwhile
+  RowPrefetch* prefetch;  ///< spread over the products
   bool is_back;
   bool ends_sequence;  ///< forward, the last row is not added to the state
   int64_t rows;

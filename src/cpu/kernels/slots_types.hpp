@@ -4,7 +4,7 @@
 // slots.hpp.
 #pragma once
 
-#include "cpu/kernels/chunk_rows.hpp"
+#include "cpu/kernels/recurrent_types.hpp"
 
 namespace flashtile::cpu {
 
@@ -22,6 +22,12 @@ enum class SlotsPart : uint8_t {
   kGates,       ///< ds and dg, after the other four
 };
 
+/// Of a backward over pairs: both states between two chunks, rounded; null where they are not kept.
+struct SlotsKept {
+  uint16_t* keys;
+  uint16_t* values;
+};
+
 /// Some rows of one state head: all slots, and all output heads that read them. Each state is there
 /// as strips of what it is summed along with (recurrent_types.hpp): columns are slots, key
 /// dimensions or value dimensions.
@@ -37,8 +43,9 @@ struct SlotsChunk {
   const ChunkRows* q;
   const ChunkRows* out;
   ChunkRows k, v, s, g;
-  float* keys_by_slot;     ///< Sk: head_dim rows, columns are slots
-  float* keys_by_key;      ///< Sk transposed: a row for each slot; of a backward
+  int64_t next_begin, next_end;  ///< rows taken next, as in RecurrentChunk
+  float* keys_by_slot;           ///< Sk: head_dim rows, columns are slots
+  float* keys_by_key;            ///< Sk transposed: a row for each slot; of a backward
   float* values_by_slot;   ///< Sv transposed: head_dim_v rows, columns are slots; of a backward
   float* values_by_value;  ///< Sv: a row for each slot
   // Of a backward; gradients of the states in the same forms, after the last forward chunk.
@@ -46,15 +53,21 @@ struct SlotsChunk {
   const ChunkRows* dout;
   const ChunkRows* dq;
   ChunkRows dk, dv, ds, dg;
-  float* weights;  ///< p of these rows, whole strips of slots, by member; of a forward in parts too
-  float* dlogits;  ///< likewise
+  float* weights;    ///< p of all rows of each member, whole strips; of a forward in parts too
+  float* dlogits;    ///< likewise
   float* read_sums;  ///< what reading adds to a decay's gradient, whole strips of slots
   // What parts leave to others, in the same forms; null where there are none.
   float* decayed_logits;
   float* decayed_dp;
   float* key_slots;
   float* value_slots;
-  double* passing;  ///< num_slots gradients of log decays
+  double* passing;                      ///< num_slots gradients of log decays
+  const VectorDecayPairKernels* pairs;  ///< null where all is done row by row
+  SlotsKept kept_before, kept_behind;
+  /// Where states are kept behind the rows, what `passing` begins with anew there: num_slots sums
+  /// over the keys' state and as many over the values', or NaN.
+  double* begun;
+  char* pairs_scratch;
   char* scratch;
 };
 

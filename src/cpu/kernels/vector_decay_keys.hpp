@@ -88,13 +88,13 @@ inline bool prepare_keys(const VectorDecayKeys& c, const VectorDecayKeysScratch&
     }
   }
   FiniteCheck check;
-  for (int64_t n = 0; n < c.rows * c.ld_k; n += kLanes) {
-    check.add(load(c.k + n));
-    check.add(load(c.decay + n));
-  }
+  const auto check_rows = [&](const float* rows) {
+    for (int64_t n = 0; n < c.rows * c.ld_k; n += kLanes) check.add(load(rows + n));
+  };
+  check_rows(c.decay);
+  if (!c.is_back) check_rows(c.k);
   for (int64_t member = 0; member < c.num_members; ++member) {
-    const float* q = c.q + member * c.q_step;
-    for (int64_t n = 0; n < c.rows * c.ld_k; n += kLanes) check.add(load(q + n));
+    if (c.is_back) check_rows(c.q + member * c.q_step);
     const float* dout = c.dout + member * c.dout_step;
     Bf16* left = scratch.left + member * kRows * ld;
     if (!round_rows(dout, c.rows, ld, left)) return false;
@@ -180,7 +180,6 @@ struct KeyStrip {
   int64_t column;
   float* state;
   uint16_t* kept;  ///< may be null
-  RowPrefetch* prefetch;
 };
 
 FLASHTILE_INLINE int64_t rows_of_block(const VectorDecayKeys& c, int64_t first) {
@@ -227,7 +226,7 @@ inline void add_to_key_strip(const VectorDecayKeys& c, const VectorDecayKeysScra
                     kStripWidth);
   gemm_bf16(c.head_dim_v, kStripWidth, c.rows, {pairs, 2, 2 * scratch.ld_v}, scratch.decayed,
             kStripWidth,
-            {.c = strip.state, .ldc = kStripWidth, .accumulate = true, .prefetch = strip.prefetch});
+            {.c = strip.state, .ldc = kStripWidth, .accumulate = true, .prefetch = c.prefetch});
 }
 
 inline void query_strip(const VectorDecayKeys& c, const VectorDecayKeysScratch& scratch,
@@ -238,7 +237,7 @@ inline void query_strip(const VectorDecayKeys& c, const VectorDecayKeysScratch& 
     const float* scores = scratch.scores + member * kRows * kRows;
     gemm_bf16(c.rows, kStripWidth, c.head_dim_v,
               {scratch.left + member * kRows * scratch.ld_v, scratch.ld_v, 2}, scratch.right,
-              kStripWidth, {.c = scratch.by_state, .ldc = kStripWidth, .prefetch = strip.prefetch});
+              kStripWidth, {.c = scratch.by_state, .ldc = kStripWidth, .prefetch = c.prefetch});
     for (int64_t first = 0; first < c.rows; first += kBlock) {
       const int64_t count = rows_of_block(c, first);
       if (first > 0) {
@@ -289,7 +288,7 @@ inline void key_strip(const VectorDecayKeys& c, const VectorDecayKeysScratch& sc
   float* out = c.out + strip.column;
   const bool has_two = c.rows > kBlock;
   gemm_bf16(c.rows, kStripWidth, c.head_dim_v, {scratch.left, scratch.ld_v, 2}, scratch.right,
-            kStripWidth, {.c = scratch.by_state, .ldc = kStripWidth, .prefetch = strip.prefetch});
+            kStripWidth, {.c = scratch.by_state, .ldc = kStripWidth, .prefetch = c.prefetch});
   for (int64_t first = 0; first < c.rows; first += kBlock) {
     add_decayed_back(c, first, strip.column, scratch.by_state + first * kStripWidth,
                      first == 0 && has_two ? scratch.decay + kStripWidth : nullptr, false, out);
@@ -350,14 +349,11 @@ inline int64_t vector_decay_kept_elements(int64_t head_dim, int64_t head_dim_v) 
 inline uint64_t vector_decay_keys(const VectorDecayKeys& c) {
   const VectorDecayKeysScratch scratch(c.scratch, c.head_dim_v, c.num_members);
   const int64_t kept_elements = (c.head_dim_v + 1) / 2 * 2 * kStripWidth;
-  RowPrefetch prefetch;
-  prefetch_bwd_inputs(*c.chunk, &prefetch);
-  if (!c.is_back) prefetch_bwd_results(*c.chunk, /*is_back=*/false, &prefetch);
-  spread_prefetch(c.keys.count * (c.rows + c.head_dim_v) / kTileRows[kTileVecs - 1], &prefetch);
+  spread_prefetch(c.keys.count * (c.rows + c.head_dim_v) / kTileRows[kTileVecs - 1], c.prefetch);
   const auto strip_at = [&](int64_t n) {
     const int64_t strip = c.keys.first + n;
     return KeyStrip{strip * kStripWidth, c.state + strip * kStripWidth * c.head_dim_v,
-                    c.kept == nullptr ? nullptr : c.kept + strip * kept_elements, &prefetch};
+                    c.kept == nullptr ? nullptr : c.kept + strip * kept_elements};
   };
   for (int64_t n = 0; n < c.keys.count && c.kept != nullptr && !c.is_back; ++n) {
     __builtin_memcpy(strip_at(n).kept, &kNotKept, sizeof(kNotKept));

@@ -166,8 +166,7 @@ inline bool prepare_values(const VectorDecayValues& c, const VectorDecayValuesSc
 
 /// A strip of values. False: nothing was done.
 inline bool vector_decay_values_strip(const VectorDecayValues& c, int64_t strip,
-                                      const VectorDecayValuesScratch& scratch,
-                                      RowPrefetch* prefetch) {
+                                      const VectorDecayValuesScratch& scratch) {
   const int64_t column = strip * kStripWidth;
   const int64_t rest = c.head_dim_v - column;
   const int64_t columns = rest < kStripWidth ? rest : kStripWidth;
@@ -189,7 +188,7 @@ inline bool vector_decay_values_strip(const VectorDecayValues& c, int64_t strip,
   for (int64_t member = 0; member < c.num_members; ++member) {
     GemmC dv{c.dv + column, c.ld_v};
     dv.accumulate = member > 0;
-    dv.prefetch = prefetch;
+    dv.prefetch = c.prefetch;
     if (member == 0) {
       gemm_bf16(c.rows, columns, scratch.state_depth + c.rows, {scratch.left, scratch.ld_left, 2},
                 scratch.right, kStripWidth, dv);
@@ -199,7 +198,7 @@ inline bool vector_decay_values_strip(const VectorDecayValues& c, int64_t strip,
     }
     GemmC state{dstate, kStripWidth};
     state.accumulate = true;
-    state.prefetch = prefetch;
+    state.prefetch = c.prefetch;
     if (member == 0) state.row_scale = scratch.decay + 2 * c.ld_k;
     const Bf16* q = scratch.q_pairs + member * VectorDecayValuesScratch::kRows * c.ld_k;
     gemm_bf16(c.head_dim, columns, c.rows, {q, 2, 2 * c.ld_k}, dout_of(member), kStripWidth, state);
@@ -210,13 +209,10 @@ inline bool vector_decay_values_strip(const VectorDecayValues& c, int64_t strip,
 inline uint64_t vector_decay_values(const VectorDecayValues& c) {
   const VectorDecayValuesScratch scratch(c.scratch, c.head_dim, c.num_members);
   if (c.rows < kMinChunkRows || !prepare_values(c, scratch)) return 0;
-  RowPrefetch prefetch;
-  prefetch_bwd_results(*c.chunk, /*is_back=*/true, &prefetch);
-  spread_prefetch(c.values.count * (c.rows + c.head_dim) / kTileRows[kTileVecs - 1], &prefetch);
+  spread_prefetch(c.values.count * (c.rows + c.head_dim) / kTileRows[kTileVecs - 1], c.prefetch);
   uint64_t done = 0;
   for (int64_t n = 0; n < c.values.count && n < 64; ++n) {
-    if (vector_decay_values_strip(c, c.values.first + n, scratch, &prefetch))
-      done |= uint64_t{1} << n;
+    if (vector_decay_values_strip(c, c.values.first + n, scratch)) done |= uint64_t{1} << n;
   }
   return done;
 }
