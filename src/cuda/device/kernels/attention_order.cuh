@@ -4,30 +4,21 @@
 // key blocks first, so that no long one is left at the end. A CTA for each (map batch, map head).
 #pragma once
 
-#include "cuda/device/ptx/exchange.cuh"
+#include "cuda/device/epilogue/lanes.cuh"
 #include "cuda/device/schedule/cost_counts.cuh"
 
 namespace flashtile::device {
 
 constexpr int kOrderWarps = CostCounts::kThreads / kWarpSize;
 
-/// Calls visit(m_block, cost) for each query tile by one lane; the least cost has the most blocks.
+/// Calls visit(m_block, cost) for each query tile by one lane; the least cost has the most to do.
 template <class Visit>
 FLASHTILE_DEVICE void for_each_tile(const BlocksParam& blocks, int64 plane, int num_m_blocks,
                                     const Visit& visit) {
   for (int m = warp_idx(); m < num_m_blocks; m += kOrderWarps) {
     const uint32* row = blocks.map + (plane * num_m_blocks + m) * blocks.map_words;
-    int count = 0;
-    for (int word = lane_idx(); word < blocks.map_words; word += kWarpSize) {
-      // What is visited has the lower of its two bits.
-      const auto covers = static_cast<uint32>(load_fresh(reinterpret_cast<const int*>(row) + word));
-      count += count_ones(covers & 0x55555555u);
-    }
-    FLASHTILE_UNROLL
-    for (int lane_mask = 1; lane_mask < kWarpSize; lane_mask *= 2) {
-      count += shuffle_xor(count, lane_mask);
-    }
-    const int cost = cost_of(static_cast<uint32>(count));
+    const uint32 visits = sum_of_lanes(visits_of(row, blocks.map_words, lane_idx(), kWarpSize));
+    const int cost = cost_of(visits);
     if (lane_idx() == 0) visit(m, cost);
   }
 }

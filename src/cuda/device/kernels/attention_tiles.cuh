@@ -7,7 +7,6 @@
 
 #include "cuda/device/params/sm90_params.hpp"
 #include "cuda/device/ptx/exchange.cuh"
-#include "cuda/device/ptx/math.cuh"
 #include "cuda/device/ptx/thread.cuh"
 #include "cuda/device/schedule/cost_counts.cuh"
 #include "cuda/device/schedule/key_blocks.cuh"
@@ -17,23 +16,6 @@ namespace flashtile::device {
 
 constexpr int kTileListThreads = CostCounts::kThreads;
 constexpr int kNumCosts = CostCounts::kNumCosts;
-
-/// Of a query block where a map says which key blocks it visits; a block that masks cut counts as
-/// three. The first head speaks for all.
-template <class Config>
-FLASHTILE_DEVICE int mapped_cost(const AttentionParams& params, int batch_idx, int m_block) {
-  constexpr uint32 kLowBits = 0x55555555u;
-  const BlocksParam& blocks = params.blocks;
-  const uint32* row = map_row(blocks, batch_idx, 0, m_block, params.grid.num_m_blocks);
-  uint32 sum = 0;
-  for (int i = 0; i < blocks.map_words; ++i) {
-    const auto word = static_cast<uint32>(load_fresh(reinterpret_cast<const int*>(row) + i));
-    const int num_visited = count_ones(word & kLowBits);
-    const int num_full = count_ones(word >> 1 & kLowBits);
-    sum += static_cast<uint32>(3 * num_visited - 2 * num_full);
-  }
-  return cost_of(sum);
-}
 
 /// Calls visit(batch_idx, m_block, cost) for each query block; the least cost has the most keys.
 template <class Config, class Visit>
@@ -48,7 +30,9 @@ FLASHTILE_DEVICE void for_each_query_block(const AttentionParams& params, const 
                                : params.grid.num_m_blocks;
     for (int m = lane_idx(); m < num_blocks; m += kWarpSize) {
       if constexpr (Config::kIsMapped) {
-        visit(b, m, mapped_cost<Config>(params, b, m));
+        // The first head speaks for all.
+        const uint32* row = map_row(params.blocks, b, 0, m, params.grid.num_m_blocks);
+        visit(b, m, cost_of(visits_of(row, params.blocks.map_words, 0, 1)));
         continue;
       }
       const int first = m * Config::kBlockM;

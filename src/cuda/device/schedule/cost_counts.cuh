@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/device/params/attention_params.hpp"
+#include "cuda/device/ptx/exchange.cuh"
 #include "cuda/device/ptx/math.cuh"
 #include "cuda/device/ptx/thread.cuh"
 
@@ -17,6 +18,19 @@ FLASHTILE_DEVICE int cost_of(uint32 number) {
                         : (exponent - 3) * 16 + static_cast<int>(number >> (exponent - 4) & 15);
   constexpr int kLast = CostCounts::kNumCosts - 1;
   return kLast - (place < kLast ? place : kLast);
+}
+
+/// What it takes to visit the blocks of a map's row, in full blocks: one that masks cut counts as
+/// three. Of words first, first + step, ...
+FLASHTILE_DEVICE uint32 visits_of(const uint32* row, int num_words, int first, int step) {
+  constexpr uint32 kVisited = 0x55555555u;  // the lower of a block's two bits
+  uint32 sum = 0;
+  for (int i = first; i < num_words; i += step) {
+    const auto word = static_cast<uint32>(load_fresh(reinterpret_cast<const int*>(row) + i));
+    sum += static_cast<uint32>(3 * count_ones(word & kVisited) -
+                               2 * count_ones(word >> 1 & kVisited));
+  }
+  return sum;
 }
 
 /// Numbers of blocks of each cost become the places of the first of them; by one warp. Gives how
