@@ -14,6 +14,7 @@ namespace flashtile {
 
 enum class DeviceType : int32_t { kCpu = 1, kCuda = 2 };  // DLPack's numbers
 
+/// Where memory lies: the CPU, whose index is 0, or a GPU, counted from 0 as CUDA counts them.
 struct Device {
   DeviceType type = DeviceType::kCpu;
   int32_t index = 0;
@@ -40,6 +41,8 @@ struct FLASHTILE_API TensorView {
   /// and where the number of elements does not fit in 64 bits.
   TensorView(const void* data, DType dtype, std::span<const int64_t> shape);
   TensorView(const void* data, DType dtype, std::initializer_list<int64_t> shape);
+  /// Any strides, in elements, one for each dimension. Throws Error for more than kMaxDims
+  /// dimensions and for another number of strides.
   TensorView(const void* data, DType dtype, std::span<const int64_t> shape,
              std::span<const int64_t> strides);
 
@@ -51,9 +54,9 @@ struct FLASHTILE_API TensorView {
   int64_t numel() const;
   /// Address of the element at `index` (one entry a dimension), as bytes.
   char* at(std::initializer_list<int64_t> index) const;
-  /// The same memory with dimensions a and b exchanged.
+  /// The same memory with dimensions a and b exchanged. Throws Error for one that is not there.
   TensorView transposed(int a, int b) const;
-  /// The part [begin, end) of dimension `dim`.
+  /// The part [begin, end) of dimension `dim`. Throws Error where it is not inside.
   TensorView sliced(int dim, int64_t begin, int64_t end) const;
 };
 
