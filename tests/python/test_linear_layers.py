@@ -2,13 +2,15 @@
 """flashtile.torch.layers: each layer by loops in double; caches, padding, packed sequences; names
 of parameters, which are those of flash-linear-attention 0.6."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from linear_loops import delta, loop, normalised, same  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from flashtile.torch import layers  # noqa: E402
+from flashtile.torch import _rows, layers  # noqa: E402
 
 SILU = functional.silu
 CONVS = {"q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"}
@@ -407,3 +409,30 @@ def test_refused():
         layers.Mamba(hidden_size=32, dt_init="zero")
     with pytest.raises(ValueError, match="v_first is not given, expected that of layer 0"):
         make("RWKV7Attention")(hidden())
+
+
+@pytest.mark.parametrize("heads", [(8,), (4, 32)])
+@pytest.mark.parametrize("options", [{}, {"divisor": 16.0}, {"lower_bound": -5.0}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_log_decays_are_those_of_few(heads, options, dtype):
+    generator = torch.Generator().manual_seed(0)
+    make = lambda *shape: torch.randn(shape, generator=generator)
+    x = make(2, _rows._GATE_NUMBERS // 2 // math.prod(heads), *heads).to(dtype)
+    A_log = None if "divisor" in options else make(heads[0])
+    given = {"x": x, "A_log": A_log, "bias": make(math.prod(heads))}
+    weights = make(*x.shape)
+
+    def run(to):
+        leaves = {name: to(tensor).requires_grad_() for name, tensor in given.items()
+                  if tensor is not None}
+        out = _rows.log_decay(leaves["x"], leaves.get("A_log"), leaves["bias"], **options)
+        return out, torch.autograd.grad((out * weights).sum(), list(leaves.values()))
+
+    out, gradients = run(lambda tensor: tensor.clone())
+    exact, exact_gradients = run(lambda tensor: tensor.double())  # plain PyTorch
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), exact, rtol=1e-5, atol=1e-5)
+    for found, wanted in zip(gradients, exact_gradients):
+        rounding = 1e-5 if found.dtype == torch.float32 else 2**-8
+        torch.testing.assert_close(found.double(), wanted, rtol=rounding,
+                                   atol=rounding * wanted.abs().max().item())

@@ -84,11 +84,15 @@ def _flipped(op: Operator, given: Mapping[str, Tensor], is_packed: bool) -> dict
     return flipped
 
 
+#: Numbers from which on a call of log_decay_gate costs less than PyTorch's functions do.
+_GATE_NUMBERS = 1 << 17
+
+
 def log_decay(x: Tensor, A_log: Tensor | None, bias: Tensor | None = None, *,
               lower_bound: float | None = None, divisor: float | None = None,
               num_dims: int | None = None) -> Tensor:
-    """Log decays, float32 at least, from what a layer projects, in plain PyTorch: what
-    log_decay_gate computes.
+    """Log decays, float32 at least, from what a layer projects: those of log_decay_gate, which is
+    called where it has a kernel and there are many.
 
     Args:
         x: (batch, seqlen, heads) or (batch, seqlen, heads, head_dim).
@@ -98,10 +102,20 @@ def log_decay(x: Tensor, A_log: Tensor | None, bias: Tensor | None = None, *,
             head_dim.
     """
     num_dims = x.dim() - 2 if num_dims is None else num_dims
+    shape = x.shape[x.dim() - num_dims:]
+    rate = None if A_log is None else A_log.flatten()
+    has_kernel = x.device.type == "cpu" and x.dtype != torch.float64
+    if has_kernel and x.numel() >= _GATE_NUMBERS:
+        heads = (*shape, 1)[:2]
+        out, _ = call("log_decay_gate", {
+            "x": x.reshape(1, -1, *heads), "A_log": rate,
+            "bias": None if bias is None else bias.reshape(heads)},
+            lower_bound=lower_bound, divisor=divisor, out_dtype=torch.float32)
+        return out.reshape(x.shape)
     y = x.to(torch.promote_types(x.dtype, torch.float32))
     if bias is not None:
-        y = y + bias.reshape(x.shape[x.dim() - num_dims:])
-    rate = None if A_log is None else A_log.flatten().to(y.dtype).exp()
+        y = y + bias.reshape(shape)
+    rate = None if rate is None else rate.to(y.dtype).exp()
     if rate is not None and num_dims == 2:
         rate = rate.unsqueeze(-1)
     if lower_bound is not None:
