@@ -56,6 +56,9 @@ PROBLEMS = {
            "attention_fwd:b1:hq1:sq130:sk130:d128:causal:bf16:max_logit",
            "attention_fwd:b1:hq1:sq70:sk100:d256:softcap=5:k.e4m3:v.e4m3:k_scale:v_scale:bf16",
            "attention_fwd:b1:hq2:sq130:sk200:d64:causal:alibi_slopes[hq]:bf16",
+           # References in a line, for keys on both sides; in none, where rows are too far apart.
+           "attention_fwd:b1:hq2:sq130:sk400:d64:alibi_slopes[hq]:lse:bf16",
+           "attention_fwd:b1:hq1:sq200:sk400:d64:lse:bf16:score='score - 2.5 * q_idx'",
            "attention_fwd:b1:hq2:sq70:sk150:d64:softcap=30:bf16",
            "attention_fwd:b1:hq1:sq70:sk150:d64:softcap=1:alibi_slopes[hq]:max_logit:f16",
            "attention_fwd:b1:hq2:sq130:sk130:d32:causal:aux.t[hq,300]:bf16"

@@ -80,6 +80,7 @@ std::string ScoreFlags::text(const AttentionProblem& problem) const {
          config_bool("kHasScoreOptions", has_options) + config_bool("kHasSoftcap", has_softcap) +
          config_bool("kHasAlibi", has_alibi) + config_bool("kHasBlockList", has_block_list) +
          config_bool("kHasLowerBound", has_lower_bound) +
+         config_bool("kHasChunk", problem.attention_chunk.has_value()) +
          config_bool("kHasDropout", problem.dropout.is_on) +
          config_bool("kHasSeedTensor", problem.dropout.has_seed_tensor);
 }

@@ -380,7 +380,6 @@ std::vector<KernelChoice> sm90_kernels(const AttentionProblem& problem,
       std::string(references[static_cast<size_t>(tiling.reference)]) + ";\n" +
       config_bool("kCanFail", plan.can_fail) + config_bool("kHasDiagonal", plan.has_diagonal) +
       config_bool("kHasLower", problem.window_left.has_value() || !mask.lower.empty()) +
-      config_bool("kHasChunk", problem.attention_chunk.has_value()) +
       config_bool("kHasLengths", plan.has_lengths) +
       config_bool("kNeedsSequence", needs_sequence(flags, problem)) +
       config_bool("kIsMapped", flags.has_block_map()) +

@@ -65,6 +65,12 @@ struct ForwardBase {
   static constexpr bool kHasInsideText = Config::Expressions::kIsScoreLinear && !Config::kPackHeads;
   static constexpr bool kIsCapped = Kind::kIsCapped;
   static constexpr bool kIsTilted = Kind::kIsTilted;
+  /// Blocks that need nothing else have terms added to exponents.
+  static constexpr bool kAddsTerms = Kind::kAddsTerms && kHasInsideText && kNumSlices > 1;
+  /// Rows of a lane have references in a line, so that what is added to a product depends on the
+  /// key alone, or on its distance.
+  static constexpr bool kAlignsReferences =
+      (kIsTilted || kAddsTerms) && !Config::kPackHeads && !Config::kValuesInKeys;
   /// bf16 and TF32 have float32's exponents.
   static constexpr bool kFixedReference = Config::kElement != Element::kF16;
   /// Products with the scale may overflow; or float32, where a large logit less itself must be 0.
@@ -116,6 +122,7 @@ struct ForwardBase {
   static constexpr int kSlopeTiles = Config::kPackHeads ? kTilesM : 1;
   float slopes[kSlopeTiles][2];
   float lane_distance;  ///< of the lane's first row behind its first key, within warp and slice
+  int aligned_side;     ///< kAlignsReferences: 1 for keys behind the queries, -1 before; or 0
   float key_scale;      ///< of all keys, or 1
   float value_scale;    ///< what sums of values have yet to be multiplied by
 
@@ -376,13 +383,15 @@ struct ForwardBase {
     bool is_careful;   ///< the tile's result was not finite
   };
 
-  FLASHTILE_DEVICE Treatment treatment_of(int n_block, bool is_careful) const {
+  FLASHTILE_DEVICE Treatment treatment_of(int n_block, bool is_careful) {
     Treatment treatment = {};
     treatment.hides = blocks.cover(n_block) != Cover::kFull;
     if constexpr (Config::kHasBlockList || Config::Expressions::kHasMask) {
       treatment.asks = blocks.mapped_cover(n_block) != Cover::kFull;
     }
-    treatment.follows = treatment.hides || is_careful || !kFixedReference || !softmax.is_settled();
+    treatment.is_careful = is_careful;
+    treatment.is_wide = is_careful || Config::kElement == Element::kF32;
+    treatment.follows = treatment.hides || treatment.is_wide || !kFixedReference;
     if constexpr (kIsTilted) {
       const int64 first_key = n_block * Config::kBlockN - sequence.query_offset;
       treatment.comes_after = first_key >= rows.q_idx(Config::kBlockM - 1);
@@ -390,13 +399,27 @@ struct ForwardBase {
       treatment.follows =
           treatment.follows || Config::kWantsMaxLogit || !(treatment.comes_after || comes_before);
     }
+    if constexpr (kAlignsReferences) {
+      treatment.follows = treatment.follows || !aligns(treatment.comes_after);
+    } else {
+      treatment.follows = treatment.follows || !softmax.is_settled();
+    }
     if constexpr (kHasInsideText) {
       treatment.is_inside = reads_inside(n_block);
     }
-    treatment.is_careful = is_careful;
-    treatment.is_wide = is_careful || Config::kElement == Element::kF32;
-    treatment.follows = treatment.follows || treatment.is_wide;
     return treatment;
+  }
+
+  /// Lays the references in a line for keys on one side, if they can be.
+  FLASHTILE_DEVICE bool aligns(bool comes_after) {
+    const int side = comes_after ? 1 : -1;
+    if (aligned_side == side) return true;
+    if (!softmax.is_settled()) return false;
+    float slope = 0.0f;
+    if constexpr (kIsTilted) slope = comes_after ? -slope_of(0, 0) : slope_of(0, 0);
+    if (!softmax.align(slope, acc)) return false;
+    aligned_side = side;
+    return true;
   }
 
   /// Of any pair of a block; by all lanes.
@@ -442,7 +465,10 @@ struct ForwardBase {
   template <bool kIsPlain>
   FLASHTILE_DEVICE void prepare(Scores& scores, Treatment treatment, int n_block, int column) {
     const int first_key = n_block * Config::kBlockN + column;
-    if constexpr (kIsGeneral) {
+    if constexpr (kIsPlain && kAddsTerms) {
+      add_terms<Config, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key,
+                                         softmax.reference[0][0]);
+    } else if constexpr (kIsGeneral) {
       if (kHasInsideText && (kIsPlain || treatment.is_inside)) {
         apply_scores<Config, true, kTilesM, kSlice>(scores, rules, rows, first_warp_row, first_key);
       } else {
@@ -477,6 +503,7 @@ struct ForwardBase {
     if (!kIsPlain && treatment.follows) {
       softmax.template follow<kSlice, kTilesV>(
           scores, acc, [&](float(&highest)[kTilesM][2]) { share_highest(highest); });
+      aligned_side = 0;
     }
   }
 
@@ -539,15 +566,21 @@ struct ForwardBase {
     if constexpr (kIsTilted) {
       // A slice that has been levelled is one without a slope.
       const bool is_level = !kIsPlain && treatment.follows;
-      struct Line {
-        float slope, offset;
+      const auto line_of = [&](int m, int half) -> TiltedLine {
+        const float slope = treatment.comes_after ? slope_of(m, half) : -slope_of(m, half);
+        const bool is_shared = kAlignsReferences;
+        const float distance = distance_of(is_shared ? 0 : m, is_shared ? 0 : half, first_key);
+        const float base = is_shared && !is_level ? softmax.reference[0][0] : softmax.base(m, half);
+        return is_level ? TiltedLine{0.0f, -base}
+                        : TiltedLine{slope, fused_multiply_add(-slope, distance, -base)};
       };
+      TiltedLine lines[kTilesM][2];
+      for_each_row<kTilesM>(0, [&](int m, int half, int) { lines[m][half] = line_of(m, half); });
       softmax.template weigh_tilted<kSlice>(
-          scores, is_level ? 1.0f : tilted_factor(), [&](int m, int half) -> Line {
-            const float slope = is_level ? 0.0f : slope_of(m, half);
-            const float signed_slope = treatment.comes_after ? slope : -slope;
-            return {signed_slope, -signed_slope * distance_of(m, half, first_key)};
-          });
+          scores, is_level ? 1.0f : tilted_factor(),
+          [&](int m, int half) -> const TiltedLine& { return lines[m][half]; });
+    } else if constexpr (kIsPlain && kAddsTerms) {
+      softmax.template weigh_exponents<kSlice>(scores);
     } else if (kWideLogits && !kIsPlain && treatment.is_wide) {
       softmax.template weigh<kSlice, true>(scores);
     } else {
@@ -610,6 +643,7 @@ struct ForwardBase {
 
   FLASHTILE_DEVICE void reset() {
     softmax = Softmax(softmax.scale);
+    aligned_side = 0;
     if constexpr (kHasRelativeScales) value_scale = 0.0f;
     FLASHTILE_UNROLL
     for (int m = 0; m < kTilesM; ++m) {

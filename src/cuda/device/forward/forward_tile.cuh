@@ -257,31 +257,41 @@ struct ForwardTile : ForwardBase<Config> {
     }
   }
 
-  /// A ring of stages, each keys and values of a block. The first rounds only copy.
+  /// A ring of stages, each keys and values of a block. The copies of float32, whose text is long,
+  /// stand once: there the first rounds of the loop only copy.
   FLASHTILE_DEVICE void visit_blocks_in_ring(bool is_careful) {
     constexpr int kAhead = Config::kNumStages - 1;
+    constexpr bool kBeginsInLoop = Config::kElement == Element::kF32;
     if (!is_careful) load_queries();
     copy_async_commit();
     int loading = blocks.before(blocks.end);
     int n_block = loading;
     this->find_pages(loading);
-    this->reset();
-    FLASHTILE_NO_UNROLL
-    for (int stage = -kAhead; stage < 0 || blocks.holds(n_block);) {
-      // The block is there for all, and nobody reads the stage any more that is written next.
-      if (stage >= 0) {
-        copy_async_wait<Config::kNumStages - 2>();
-        sync_cta();
-      }
+    const auto load_next = [&](int stage) {
       if (blocks.holds(loading)) {
-        const int load_stage = stage <= 0 ? stage + kAhead : stage - 1;
-        load_keys(loading, load_stage);
-        load_values(loading, load_stage);
+        load_keys(loading, stage);
+        load_values(loading, stage);
         loading = blocks.before(loading);
         this->find_pages(loading);
       }
       copy_async_commit();
-      if (stage < 0) {
+    };
+    if constexpr (!kBeginsInLoop) {
+      FLASHTILE_NO_UNROLL
+      for (int stage = 0; stage < kAhead; ++stage) load_next(stage);
+    }
+    this->reset();
+    if (!kBeginsInLoop && !is_careful) take_queries<kAhead>();
+    FLASHTILE_NO_UNROLL
+    for (int stage = kBeginsInLoop ? -kAhead : 0;
+         (kBeginsInLoop && stage < 0) || blocks.holds(n_block);) {
+      // The block is there for all, and nobody reads the stage any more that is written next.
+      if (!kBeginsInLoop || stage >= 0) {
+        copy_async_wait<Config::kNumStages - 2>();
+        sync_cta();
+      }
+      load_next(stage <= 0 ? stage + kAhead : stage - 1);
+      if (kBeginsInLoop && stage < 0) {
         if (++stage == 0 && !is_careful) take_queries<kAhead>();
         continue;
       }

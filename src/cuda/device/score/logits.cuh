@@ -33,6 +33,11 @@ struct LogitKind {
   /// line of columns to the exponents of a row, as long as all keys lie on one side of the queries.
   static constexpr bool kIsCapped = Config::kHasSoftcap && !kIsGeneral;
   static constexpr bool kIsTilted = Config::kHasAlibi && !kIsGeneral;
+  /// The user's score is the product and something that does not depend on it, and nothing else is
+  /// done to it.
+  static constexpr bool kAddsTerms = Config::Expressions::kHasScore &&
+                                     Config::Expressions::kAddsToScore && !Config::kHasSoftcap &&
+                                     !Config::kHasAlibi && Config::kBias == Element::kNone;
 };
 
 /// Turns products into natural logits, in place; `first_key` is the key of the accumulator's column
@@ -100,6 +105,27 @@ FLASHTILE_DEVICE void apply_scores(float (&acc)[kTilesM][kN / 8][4],
   });
 }
 
+/// Products with LogitKind::kAddsTerms become exponents, that is logits less `reference` in log2
+/// units. One operation for each, and one for each term that several pairs share.
+template <class Config, int kTilesM, int kN, class Rows>
+FLASHTILE_DEVICE void add_terms(float (&acc)[kTilesM][kN / 8][4], const ScoreRules<Config>& rules,
+                                const Rows& rows, int warp_row, int first_key, float reference) {
+  const float factor = rules.params.softmax_scale * kLog2e;
+  const int lane_key = first_key + lane_idx() % 4 * 2;
+  const int lane_query = rows.first + warp_row + lane_idx() / 4;
+  FLASHTILE_UNROLL
+  for (int i = 0; i < kN / 4; ++i) {
+    for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
+      Pair place = rules.pair(rows.head_of(row), lane_query, lane_key);
+      place.q_step = m * 16 + half * 8;
+      place.k_step = i / 2 * 8 + i % 2;
+      const float term = Config::Expressions::template score<true>(rules.user, place, -0.0f);
+      float& x = acc[m][i / 2][half * 2 + i % 2];
+      x = fused_multiply_add(x, factor, fused_multiply_add(term, kLog2e, -reference * kLog2e));
+    });
+  }
+}
+
 /// Whether something holds for all pairs of these: at the corners, and it is linear between them.
 /// By all lanes.
 template <class Config, class Holds>
@@ -165,6 +191,11 @@ struct TiltedRow {
   float slope, distance;
 };
 
+/// What a column adds in log2 units: slope x column + shift.
+struct TiltedLine {
+  float slope, shift;
+};
+
 /// Products (or capped ones), multiplied by `factor`, become logits in log2 units with ALiBi.
 template <int kTilesM, int kN, class RowOf>
 FLASHTILE_DEVICE void level_scores(float (&acc)[kTilesM][kN / 8][4], float factor,
@@ -187,7 +218,8 @@ FLASHTILE_DEVICE void level_scores(float (&acc)[kTilesM][kN / 8][4], float facto
   }
 }
 
-/// The keys that each row of a lane sees by position, relative to a key block's first one.
+/// The keys that each row of a lane sees by position, relative to a key block's first one. Ends
+/// outside of the block may be any numbers out there.
 template <class Config, int kTilesM>
 struct RowRanges {
   int begin[kTilesM][2];
@@ -196,31 +228,50 @@ struct RowRanges {
   template <class Rows>
   FLASHTILE_DEVICE RowRanges(const variant::PositionMask& position, const Rows& rows, int warp_row,
                              int first_key) {
+    const int first_row = rows.q_idx(0);
+    const auto beside = [&](int64 bound) {
+      constexpr int64 kFar = 1 << 24;
+      return static_cast<int>(clamp<int64>(first_row - first_key + bound, -kFar, kFar));
+    };
+    const int lower = beside(position.lower);
+    const int upper = beside(position.upper + 1);
+    const int last = static_cast<int>(position.seqlen_k) - first_key;
     for_each_row<kTilesM>(warp_row, [&](int m, int half, int row) {
-      const variant::KeyRange range = position.keys(rows.q_idx(row));
-      begin[m][half] = static_cast<int>(range.begin) - first_key;
-      end[m][half] = static_cast<int>(range.end) - first_key;
+      if constexpr (Config::kHasChunk) {
+        const variant::KeyRange range = position.keys(rows.q_idx(row));
+        begin[m][half] = static_cast<int>(range.begin) - first_key;
+        end[m][half] = static_cast<int>(range.end) - first_key;
+      } else {
+        const int step = rows.q_idx(row) - first_row;
+        begin[m][half] = lower + step;
+        end[m][half] = upper + step < last ? upper + step : last;
+      }
     });
   }
 };
 
+/// A bit for each of a lane's kN / 4 columns in a row that lie below `end`, which counts from the
+/// lane's first one.
+template <int kN>
+FLASHTILE_DEVICE uint32 columns_below(int end) {
+  const int in_pair = (end & 7) < 2 ? end & 7 : 2;
+  return (1u << clamp((end >> 3) * 2 + in_pair, 0, kN / 4)) - 1u;
+}
+
 /// Sets what positions hide to -inf; `first_column` is the block's column that the accumulator's
-/// column 0 is.
+/// column 0 is. A row's columns are bits, several of which become predicates at once.
 template <class Config, int kTilesM, int kN>
 FLASHTILE_DEVICE void mask_positions(float (&acc)[kTilesM][kN / 8][4],
                                      const RowRanges<Config, kTilesM>& ranges, int first_column) {
-  const int lane_column = first_column + lane_idx() % 4 * 2;
+  const int lane_column = first_column + fresh(lane_idx()) % 4 * 2;
   for_each_row<kTilesM>(0, [&](int m, int half, int) {
-    const int begin = ranges.begin[m][half] - lane_column;
-    const int end = ranges.end[m][half] - lane_column;
+    uint32 seen = columns_below<kN>(ranges.end[m][half] - lane_column);
+    if constexpr (Config::kHasLowerBound) {
+      seen &= ~columns_below<kN>(ranges.begin[m][half] - lane_column);
+    }
     FLASHTILE_UNROLL
-    for (int n = 0; n < kN / 8; ++n) {
-      FLASHTILE_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        bool is_seen = n * 8 + e < end;
-        if constexpr (Config::kHasLowerBound) is_seen = is_seen && n * 8 + e >= begin;
-        if (!is_seen) acc[m][n][half * 2 + e] = -infinity();
-      }
+    for (int i = 0; i < kN / 4; ++i) {
+      if ((seen >> i & 1) == 0) acc[m][i / 2][half * 2 + i % 2] = -infinity();
     }
   });
 }
@@ -276,7 +327,7 @@ template <class Config, int kTilesM, int kN, class Rows>
 FLASHTILE_DEVICE void mask_pairs(float (&acc)[kTilesM][kN / 8][4], const ScoreRules<Config>& rules,
                                  const Rows& rows, int warp_row, int first_key) {
   using Expressions = typename Config::Expressions;
-  const int lane_key = first_key + lane_idx() % 4 * 2;
+  const int lane_key = first_key + fresh(lane_idx()) % 4 * 2;
   const auto pair_of = [&](int row, int k_idx) {
     return rules.pair(rows.head_of(row), rows.q_idx(row), k_idx);
   };

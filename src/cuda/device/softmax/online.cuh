@@ -9,6 +9,8 @@
 // - After that, where weights have float32's exponents (bf16, TF32): the reference stays, and no
 //   maximum is taken at all. A row whose sum leaves [0, kLargestSum] is worked out again in the
 //   first way (is_in_range, once for each tile); kLargestSum leaves room for values of 2^27.
+// - What is added to logits along keys or diagonals (ALiBi, a user's terms) is the same for several
+//   rows of a lane less references in a line (align): so it is made ready once for all of them.
 // float16 weights have five bits of exponent: there the first way is taken everywhere.
 #pragma once
 
@@ -122,14 +124,14 @@ struct OnlineSoftmax {
     for (int m = 0; m < kTilesM; ++m) {
       FLASHTILE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const float base = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
-        const float shift = -base * scale;
+        const float taken = base(m, half);
+        const float shift = -taken * scale;
         FLASHTILE_UNROLL
         for (int n = 0; n < kN / 8; ++n) {
           FLASHTILE_UNROLL
           for (int e = 0; e < 2; ++e) {
             float& x = logits[m][n][half * 2 + e];
-            x = kWideLogits ? exp2_approx((x - base) * scale)
+            x = kWideLogits ? exp2_approx((x - taken) * scale)
                             : exp2_approx(fused_multiply_add(x, scale, shift));
             sum[m][half] += x;
           }
@@ -138,30 +140,84 @@ struct OnlineSoftmax {
     }
   }
 
-  /// The same for logits x factor + slope (column - of the lane's first) + offset in log2 units,
-  /// where `line_of(m, half)` has slope and offset of a row. One more operation for each.
+  /// What is taken from a row's logits.
+  FLASHTILE_DEVICE float base(int m, int half) const {
+    return reference[m][half] == -infinity() ? 0.0f : reference[m][half];
+  }
+
+  /// The same for exponents x factor + slope (column - of the lane's first) + shift in log2 units;
+  /// `line_of(m, half)` has slope and shift of a row. One more operation for each, or for each
+  /// column where lines are the same: so columns come first.
   template <int kN, class LineOf>
   FLASHTILE_DEVICE void weigh_tilted(float (&logits)[kTilesM][kN / 8][4], float factor,
                                      const LineOf& line_of) {
     FLASHTILE_UNROLL
-    for (int m = 0; m < kTilesM; ++m) {
+    for (int n = 0; n < kN / 8; ++n) {
       FLASHTILE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const float base = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
-        const auto line = line_of(m, half);
-        const float shift = line.offset - base;
+      for (int e = 0; e < 2; ++e) {
         FLASHTILE_UNROLL
-        for (int n = 0; n < kN / 8; ++n) {
+        for (int m = 0; m < kTilesM; ++m) {
           FLASHTILE_UNROLL
-          for (int e = 0; e < 2; ++e) {
+          for (int half = 0; half < 2; ++half) {
+            const auto line = line_of(m, half);
             float& x = logits[m][n][half * 2 + e];
-            const float tilt = fused_multiply_add(line.slope, static_cast<float>(n * 8 + e), shift);
+            const float tilt =
+                fused_multiply_add(line.slope, static_cast<float>(n * 8 + e), line.shift);
             x = exp2_approx(fused_multiply_add(x, factor, tilt));
             sum[m][half] += x;
           }
         }
       }
     }
+  }
+
+  /// The same for exponents.
+  template <int kN>
+  FLASHTILE_DEVICE void weigh_exponents(float (&exponents)[kTilesM][kN / 8][4]) {
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int n = 0; n < kN / 8; ++n) {
+        FLASHTILE_UNROLL
+        for (int r = 0; r < 4; ++r) {
+          exponents[m][n][r] = exp2_approx(exponents[m][n][r]);
+          sum[m][r / 2] += exponents[m][n][r];
+        }
+      }
+    }
+  }
+
+  /// References of a lane's rows become those of a line that rises by `slope` a row, none below
+  /// what it was, and what has been summed follows. False, and nothing has happened, where one of
+  /// them would be far above what it was, or has never been set.
+  template <int kTilesV>
+  FLASHTILE_DEVICE bool align(float slope, float (&acc)[kTilesM][kTilesV][4]) {
+    constexpr float kMostRise = 48.0f;  // in log2 units
+    float begin[kTilesM][2];  // of a line through the row's reference
+    float top = -infinity();
+    float bottom = infinity();
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const auto row = static_cast<float>(m * 16 + half * 8);
+        begin[m][half] = fused_multiply_add(-slope, row, reference[m][half]);
+        top = larger(top, begin[m][half]);
+        bottom = smaller(bottom, begin[m][half]);
+      }
+    }
+    if (!all_lanes((top - bottom) * scale <= kMostRise)) return false;
+    FLASHTILE_UNROLL
+    for (int m = 0; m < kTilesM; ++m) {
+      FLASHTILE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const auto row = static_cast<float>(m * 16 + half * 8);
+        reference[m][half] = fused_multiply_add(slope, row, top);
+        begin[m][half] = exp2_approx((begin[m][half] - top) * scale);
+      }
+    }
+    scale_sums(begin, acc);
+    return true;
   }
 
   /// Sums over the lanes that share a row.
