@@ -17,7 +17,7 @@ def run(name):
 
 
 @pytest.mark.parametrize("name, worst", [("packing", 1e-5), ("generate", 1e-5),
-                                         ("long_context", 1e-5)])
+                                         ("serving", 1e-5), ("long_context", 1e-5)])
 def test_of_numpy(name, worst, capsys):
     assert run(name).main() < worst
     assert capsys.readouterr().out
@@ -38,4 +38,4 @@ def test_train_gpt():
 
 def test_each_example_is_tested():
     assert {path.stem for path in FOLDER.glob("*.py")} == {
-        "packing", "generate", "long_context", "custom_score", "train_gpt"}
+        "packing", "generate", "serving", "long_context", "custom_score", "train_gpt"}
