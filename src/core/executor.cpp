@@ -6,9 +6,11 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "core/env.hpp"
+#include "core/float_mode.hpp"
 #ifdef FLASHTILE_OPENMP
 #include <omp.h>
 #include <pthread.h>
@@ -90,16 +92,20 @@ class SerialExecutor final : public Executor {
 using DefaultExecutor = SerialExecutor;
 #endif
 
-/// Wraps a task so that its exceptions are kept, not thrown through an executor.
+/// Wraps a task so that its exceptions are kept, not thrown through an executor, and so that it
+/// computes as the thread does that hands it out.
 struct GuardedTask {
   Executor::Task task;
   void* state;
+  bool is_of_kernel;
   std::mutex mutex;
   std::exception_ptr error;
   int64_t error_task_idx = std::numeric_limits<int64_t>::max();
 
   static void run(void* self_pointer, int64_t task_idx, int worker_idx) {
     auto& self = *static_cast<GuardedTask*>(self_pointer);
+    std::optional<KernelFloatMode> mode;
+    if (self.is_of_kernel) mode.emplace();
     try {
       self.task(self.state, task_idx, worker_idx);
     } catch (...) {
@@ -143,11 +149,14 @@ namespace detail {
 
 void run_tasks(const Context& context, int64_t num_tasks, Executor::Task task, void* state) {
   if (num_tasks <= 0) return;
-  GuardedTask guarded{task, state, {}, nullptr};
+  GuardedTask guarded{task, state, KernelFloatMode::is_on(), {}, nullptr};
+  const int num_workers = num_workers_of(context);
+  std::optional<CallerFloatMode> mode;
+  if (num_workers > 1) mode.emplace();
   if (context.executor == nullptr) {
     executor_of(context);  // registers the fork handler
-    DefaultExecutor::run_on(num_workers_of(context), num_tasks, GuardedTask::run, &guarded);
-  } else if (num_workers_of(context) == 1) {
+    DefaultExecutor::run_on(num_workers, num_tasks, GuardedTask::run, &guarded);
+  } else if (num_workers == 1) {
     for (int64_t i = 0; i < num_tasks; ++i) GuardedTask::run(&guarded, i, 0);
   } else {
     // A caller's pool has no call that limits its workers: hand it as many drains as may run.
@@ -163,7 +172,7 @@ void run_tasks(const Context& context, int64_t num_tasks, Executor::Task task, v
         GuardedTask::run(self.guarded, i, static_cast<int>(drain_idx));
       }
     };
-    context.executor->run(std::min<int64_t>(num_workers_of(context), num_tasks), pull, &drain);
+    context.executor->run(std::min<int64_t>(num_workers, num_tasks), pull, &drain);
   }
   if (guarded.error) std::rethrow_exception(guarded.error);
 }

@@ -12,9 +12,11 @@ constexpr float e4m3_to_float(uint8_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x80) << 24;
   const uint32_t size = bits & 0x7f;
   if (size == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000u);
-  // Exponent and mantissa at the place of float32's; subnormals are right as they stand.
-  const float value = std::bit_cast<float>(size << 20) * 0x1p120f;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
+  // Exponent and mantissa at the place of float32's, the exponent 120 larger. Kernels take
+  // subnormal numbers of float32 for zero, so those of 8 bits must not pass through them.
+  const uint32_t value = size < 8 ? std::bit_cast<uint32_t>(static_cast<float>(size) * 0x1p-9f)
+                                  : (size << 20) + (120u << 23);
+  return std::bit_cast<float>(value | sign);
 }
 
 /// The nearest, ties to even; beyond 448 the largest one. NaN stays NaN.

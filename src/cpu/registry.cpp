@@ -7,6 +7,7 @@
 #include <span>
 
 #include "core/env.hpp"
+#include "core/float_mode.hpp"
 #include "cpu/attention_call.hpp"
 #include "cpu/attention_merge.hpp"
 #include "cpu/cpu_info.hpp"
@@ -58,23 +59,25 @@ std::string refuse(const AttentionProblem& problem) {
   return problem.beyond_float;
 }
 
+/// A launch on an instruction set, in the mode that all kernels compute in.
+template <size_t index, auto launch, class Problem, class Plan, class Args>
+void launch_kernels(const Problem& problem, const Plan& plan, const Args& args,
+                    const Context& context) {
+  const KernelFloatMode mode;
+  launch(all_entries()[index], problem, plan, args, context);
+}
+
 template <size_t index>
 AttentionImplementation implementation(bool is_backward) {
   const IsaEntry& entry = all_entries()[index];
   if (is_backward) {
     return {entry.backward_name, refuse,
             [](const AttentionProblem& p) { return plan_attention_bwd(all_entries()[index], p); },
-            [](const AttentionProblem& p, const AttentionPlan& plan, const AttentionArgs& args,
-               const Context& context) {
-              launch_attention_bwd(all_entries()[index], p, plan, args, context);
-            }};
+            launch_kernels<index, launch_attention_bwd>};
   }
   return {entry.forward_name, refuse,
           [](const AttentionProblem& p) { return plan_attention_fwd(all_entries()[index], p); },
-          [](const AttentionProblem& p, const AttentionPlan& plan, const AttentionArgs& args,
-             const Context& context) {
-            launch_attention_fwd(all_entries()[index], p, plan, args, context);
-          }};
+          launch_kernels<index, launch_attention_fwd>};
 }
 
 std::string refuse_merge(const MergeProblem& problem) {
@@ -89,10 +92,7 @@ template <size_t index>
 MergeImplementation merge_implementation() {
   return {all_entries()[index].merge_name, refuse_merge,
           [](const MergeProblem& p) { return plan_attention_merge(all_entries()[index], p); },
-          [](const MergeProblem& p, const MergePlan& plan, const MergeArgs& args,
-             const Context& context) {
-            launch_attention_merge(all_entries()[index], p, plan, args, context);
-          }};
+          launch_kernels<index, launch_attention_merge>};
 }
 
 std::string refuse_linear(const LinearProblem& problem) {
@@ -111,8 +111,7 @@ template <size_t index, PlanLinear plan, LaunchLinear launch>
 LinearImplementation linear_implementation() {
   return {isa_name(all_entries()[index].isa), refuse_linear,
           [](const LinearProblem& p) { return plan(all_entries()[index], p); },
-          [](const LinearProblem& p, const LinearPlan& planned, const LinearArgs& args,
-             const Context& context) { launch(all_entries()[index], p, planned, args, context); }};
+          launch_kernels<index, launch>};
 }
 
 /// How many entries FLASHTILE_MAX_ISA leaves: all where it is not set.

@@ -5,6 +5,8 @@
 
 #include <limits>
 
+#include "core/float_mode.hpp"
+
 namespace flashtile {
 namespace {
 
@@ -26,6 +28,13 @@ TEST(E4m3, IsWhatItIsDefinedToBe) {
     }
     EXPECT_EQ(static_cast<double>(e4m3_to_float(code)), defined(bits)) << bits;
     EXPECT_EQ(double_to_e4m3(defined(bits)), code) << bits;
+  }
+}
+
+TEST(E4m3, IsThatInKernelsToo) {
+  const KernelFloatMode mode;
+  for (int bits = 0; bits < 0x7f; ++bits) {
+    EXPECT_EQ(static_cast<double>(e4m3_to_float(static_cast<uint8_t>(bits))), defined(bits));
   }
 }
 

@@ -11,13 +11,15 @@
 namespace flashtile::cpu::FLASHTILE_ISA {
 
 inline float strip_f16_to_float(uint16_t bits) {
-  // The exponent moved to its place in float32 is 112 too small: one product puts it right, for
-  // subnormal numbers too. Infinity and NaN are those that reach 2^16.
+  // The exponent moved to its place in float32 is 112 too small. Subnormal numbers are multiples of
+  // 2^-24; as they stand there they would count as zero. Infinity and NaN are those that reach
+  // 2^16.
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
   const uint32_t size = static_cast<uint32_t>(bits & 0x7fffu) << 13;
-  const float value = __builtin_bit_cast(float, size) * 0x1p112f;
-  const uint32_t finite = __builtin_bit_cast(uint32_t, value);
-  return __builtin_bit_cast(float, (value >= 0x1p16f ? size | 0x7f800000u : finite) | sign);
+  const float tiny = static_cast<float>(static_cast<int32_t>(bits & 0x7fffu)) * 0x1p-24f;
+  const uint32_t normal = size + (112u << 23);
+  const uint32_t finite = size < 0x00800000u ? __builtin_bit_cast(uint32_t, tiny) : normal;
+  return __builtin_bit_cast(float, (size >= 0x0f800000u ? size | 0x7f800000u : finite) | sign);
 }
 
 inline float strip_bf16_to_float(uint16_t bits) {
