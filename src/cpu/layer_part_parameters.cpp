@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace flashtile::cpu {
 namespace {
@@ -21,7 +22,22 @@ void store_sum(const TensorView& gradient, int64_t head, int64_t i, double sum) 
   if (gradient) store_float(parameter_at(gradient, head, i), gradient.dtype, sum);
 }
 
+/// As kernels take it: where rates are large its logarithm, else itself. Times 0 it has to be 0.
+float rate_of(double A_log, bool is_large) {
+  if (is_large) return static_cast<float>(A_log);
+  return static_cast<float>(std::min<double>(std::exp(A_log), std::numeric_limits<float>::max()));
+}
+
 }  // namespace
+
+bool has_large_rate(const LinearArgs& args) {
+  const TensorView& A_log = args.inputs.A_log;
+  if (!A_log || args.lower_bound.has_value()) return false;
+  for (int64_t head = 0; head < A_log.shape[0]; ++head) {
+    if (load_parameter(A_log, head) > 16) return true;
+  }
+  return false;
+}
 
 /// Brings a row of parameters, one for each column, to their places for all rows.
 void PartParameters::spread(float* row) const {
@@ -48,10 +64,9 @@ void PartParameters::load() const {
     for (int64_t i = 0; i < sizes_.head_dim; ++i) {
       load_row(in.bias, i, rows + i, sizes_.head_dim);
     }
+    const bool is_large = has_large_rate(args_);
     for (int64_t n = 0; n < sizes_.num_columns; ++n) {
-      rates[n] = in.A_log
-                     ? static_cast<float>(std::exp(load_parameter(in.A_log, n / sizes_.head_dim)))
-                     : 1.0f;
+      rates[n] = in.A_log ? rate_of(load_parameter(in.A_log, n / sizes_.head_dim), is_large) : 1.0f;
     }
     spread(rows);
     spread(rates);

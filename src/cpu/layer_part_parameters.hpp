@@ -19,6 +19,9 @@ struct PartShared {
   }
 };
 
+/// Whether a rate of log_decay_gate times a softplus that float32 rounds to 0 is more than nothing.
+bool has_large_rate(const LinearArgs& args);
+
 /// Parameters lie in rows of floats, one for each kind, in the order of columns.
 class PartParameters {
  public:

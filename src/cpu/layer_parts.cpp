@@ -45,6 +45,7 @@ LayerPartOptions layer_part_options(const LinearProblem& problem, const LinearAr
   options.map = feature_map_of(args.feature_map);
   options.has_rate = bool(args.inputs.A_log);
   options.has_lower_bound = args.lower_bound.has_value();
+  options.is_rate_large = has_large_rate(args);
   options.lower_bound = static_cast<float>(args.lower_bound.value_or(0));
   options.factor = static_cast<float>(1 / args.divisor);
   options.has_gate = bool(args.inputs.z);

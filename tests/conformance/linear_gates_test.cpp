@@ -402,6 +402,49 @@ TEST(LinearGates, AHundredThousandRowsDoNotDrift) {
   }
 }
 
+/// Rates of e^-100 to e^100 and inputs from -200 to 200: products may be numbers of float32 where
+/// factors are none. Where the gate is a reset its gradient is large, and times 0 it has to be 0.
+TEST(LinearGates, OfSaturatedPartsAreProducts) {
+  constexpr int64_t kHeads = 41, kRows = 101;
+  for (const bool has_bound : {false, true}) {
+    const std::string rest = std::string(":b1:hq41:t101:d1:A_log") +
+                             (has_bound ? ":lower_bound=-5" : "");
+    const cli::OwnedCall fwd = linear_call("log_decay_gate_fwd" + rest);
+    const cli::OwnedCall bwd = linear_call("log_decay_gate_bwd" + rest);
+    for (const OpCall* call : {&fwd.call, &bwd.call}) {
+      for (int64_t h = 0; h < kHeads; ++h) {
+        set(call->tensor("A_log"), {h}, static_cast<double>(5 * h - 100));
+        for (int64_t t = 0; t < kRows; ++t) {
+          set(call->tensor("x"), {0, t, h, 0}, static_cast<double>(4 * t - 200));
+        }
+      }
+    }
+    cli::OwnedCall exact = cli::with_own_outputs(fwd.call);
+    run_by(exact.call, "reference");
+    const std::vector<double> want = cli::to_numbers(exact.call.tensor("out"));
+    for (const std::string& implementation : fwd.call.spec().implementations()) {
+      run_by(fwd.call, implementation);
+      const std::vector<double> out = cli::to_numbers(fwd.call.tensor("out"));
+      for (size_t i = 0; i < out.size(); ++i) {
+        if (std::isinf(want[i])) {
+          EXPECT_EQ(out[i], want[i]) << implementation << " " << i;
+        } else {  // an exponent of 200 in float32 has an error of 1e-5
+          EXPECT_NEAR(out[i], want[i], 1e-30 + 3e-5 * std::abs(want[i])) << implementation << i;
+        }
+      }
+    }
+    fill(bwd.call.tensor("dout"), 0);
+    for (const std::string& implementation : bwd.call.spec().implementations()) {
+      run_by(bwd.call, implementation);
+      for (const char* name : {"dx", "dA_log"}) {
+        for (const double x : cli::to_numbers(bwd.call.tensor(name))) {
+          EXPECT_EQ(x, 0) << implementation << " " << name;
+        }
+      }
+    }
+  }
+}
+
 /// Where heads share a state or a key: as if each had its own copy.
 void shared_heads_are_copies(const LinearCase& one) {
   const cli::OwnedCall shared = linear_call(one.backward("b2:t7"));

@@ -16,6 +16,7 @@ struct LayerPartOptions {
   bool has_silu, has_residual;
   FeatureMap map;
   bool has_rate, has_lower_bound;  ///< of log_decay_gate
+  bool is_rate_large;              ///< its rates are given as logarithms, for some are large
   float lower_bound;
   float factor;                              ///< 1 / divisor
   bool has_gate, is_gate_first, is_sigmoid;  ///< of gated_norm
@@ -34,7 +35,8 @@ struct LayerPartChunk {
   ChunkRows x, z, out;
   ChunkRows dout, dx, dz;
   /// Rows of parameter_ld numbers, with room for whole vectors behind the last column. short_conv:
-  /// weights, oldest row first, then the bias; log_decay_gate: bias, rate; gated_norm: weight.
+  /// weights, oldest row first, then the bias; log_decay_gate: bias, rate or its logarithm;
+  /// gated_norm: weight.
   const float* parameters;
   double* dparameters;  ///< added to
   int64_t parameter_ld;

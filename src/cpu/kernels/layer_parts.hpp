@@ -107,11 +107,22 @@ struct LogDecayGate {
 
   FLASHTILE_INLINE LogDecayGate(const LayerPartOptions& options, Vf y, Vf rate) {
     const Vf factor = broadcast(options.factor);
+    // Of slopes: finite, so that a gradient of 0 through a reset stays 0.
+    const Vf lowest = broadcast(-0x1.fffffep127f);
     if (options.has_lower_bound) {
       const Vf s = sigmoid(rate * y);
       value = broadcast(options.lower_bound) * s * factor;
-      slope = value * (broadcast(1.0f) - s) * rate;
+      slope = max(lowest, value * (broadcast(1.0f) - s) * rate);
       slope_of_A_log = slope * y;
+    } else if (options.is_rate_large) {
+      // Inputs far below 0 have a softplus near exp(y), which rates near its inverse make a number
+      // again although neither is one of float32. exp(min(y, 0)) is taken out of both factors.
+      const Vf below = min(y, zero());
+      const Vf scale = exp(rate + below) * factor;
+      const Vf rest = select(below < broadcast(-17.0f), broadcast(1.0f), softplus(y) / exp(below));
+      value = -(scale * rest);
+      slope = max(lowest, -(scale * sigmoid(abs(y))));
+      slope_of_A_log = max(lowest, value);
     } else if (options.has_rate) {
       value = -(rate * softplus(y)) * factor;
       slope = -(rate * sigmoid(y)) * factor;
