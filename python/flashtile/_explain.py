@@ -59,7 +59,10 @@ def supports(problem: Any, *arrays: Any, **options: Any) -> bool:
     """
     if isinstance(problem, str):
         return _core.supports(problem)
-    return bool(explain(problem, *arrays, **options).chosen)
+    try:
+        return bool(explain(problem, *arrays, **options).chosen)
+    except NotImplementedError:  # all implementations refuse it alike
+        return False
 
 
 def warmup(problem: str) -> None:

@@ -47,6 +47,11 @@ Explanation explain(const std::string& problem_text, const Context& context) {
   });
 }
 
-bool supports(const std::string& problem_text) { return !explain(problem_text).chosen.empty(); }
+bool supports(const std::string& problem_text) try {
+  return !explain(problem_text).chosen.empty();
+} catch (const Error& error) {
+  if (error.code() == ErrorCode::kUnsupported) return false;  // by every implementation alike
+  throw;
+}
 
 }  // namespace flashtile

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "flashtile/error.hpp"
+#include "flashtile/explain.hpp"
 
 namespace flashtile::test {
 namespace {
@@ -132,6 +133,12 @@ TEST(MentionedNames, AreReadAlsoWhereTheyHaveNoEffect) {
     call.args.params = {{"x", 3}};
     EXPECT_NO_THROW(call.run());
   }
+}
+
+TEST(RefusedProblem, IsNotSupportedAndAWrongOneIsAnError) {
+  EXPECT_FALSE(supports("attention_bwd:b2:hq4:sq9:d64:block_table"));
+  EXPECT_FALSE(supports("attention_fwd:d64:f64@scalar"));
+  EXPECT_THROW(supports("attention_fwd:d2000"), Error);
 }
 
 TEST(RefusedProblem, ListsEveryImplementationAndWhy) {
