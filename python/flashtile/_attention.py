@@ -17,14 +17,14 @@ ScoreOrMask = Union[str, Callable[..., Any], None]
 _INPUTS = ("q", "k", "v", "bias", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k",
            "seqused_k", "leftpad_k", "block_table", "cache_batch_idx", "block_counts",
            "block_indices", "dropout_seed_tensor")
-_CACHE = ("k_new", "v_new", "cu_seqlens_new", "rotary_cos", "rotary_sin", "rotary_seqlens",
-          "k_scale", "v_scale")
+CACHE_NAMES = ("k_new", "v_new", "cu_seqlens_new", "rotary_cos", "rotary_sin", "rotary_seqlens",
+               "k_scale", "v_scale")
 _RESULTS = ("out", "lse", "max_logit", "weights", "dropout_mask")
 _OPTIONS = ("softmax_scale", "softcap", "score", "mask", "causal", "window_left", "window_right",
             "query_offset", "attention_chunk", "max_seqlen_q", "max_seqlen_k", "block_rows",
             "block_cols", "rotary_interleaved", "dropout_p", "dropout_seed", "dropout_offset",
             "deterministic", "batch_invariant")
-_TENSORS = (*_INPUTS, *_CACHE, *_RESULTS)
+_TENSORS = (*_INPUTS, *CACHE_NAMES, *_RESULTS)
 _FORWARD = Op("attention_fwd", list(_TENSORS), list(_OPTIONS))
 _BACKWARD = Op("attention_bwd", [*_INPUTS, "dout", "dlse", "out", "lse"], list(_OPTIONS))
 _MERGE = Op("attention_merge", ["out_parts", "lse_parts", "out", "lse"], [])
@@ -38,6 +38,21 @@ def dtype_name(dtype: Any) -> str:
     return _DTYPES.get(name, name)
 
 
+def checked_text(slot: str, given: Any) -> str | None:
+    """Arrays are what other libraries take as masks; here they are read by expressions."""
+    if given is None or isinstance(given, str):
+        return given
+    found = type(given).__name__
+    text = f"attention: {slot} is a {found}, expected an expression or a function"
+    if hasattr(given, "shape"):
+        args = "b, h, i, j, seen" if slot == "mask" else "s, b, h, i, j, term"
+        value = "seen[i, j] != 0" if slot == "mask" else "s + term[i, j]"
+        name = args.rpartition(" ")[2]
+        text += (f"; an array is read by one: {slot}=lambda {args}: {value}, "
+                 f"aux={{'{name}': array}}, with elements of f32, i32 or i64")
+    raise TypeError(text)
+
+
 def _expressions(score: ScoreOrMask, mask: ScoreOrMask, aux: Mapping[str, Array] | None,
                  params: Mapping[str, float] | None) -> tuple[Any, Any, dict[str, Any] | None]:
     """The texts of both, and the tensors and scalars that they read as the op takes them."""
@@ -49,8 +64,22 @@ def _expressions(score: ScoreOrMask, mask: ScoreOrMask, aux: Mapping[str, Array]
             from flashtile.expressions import trace
             given, captured = trace(given, slot, aux=aux, params=params)
             named.update({f"aux.{name}": array for name, array in captured.items()})
+        else:
+            given = checked_text(slot, given)
         texts.append(given)
     return texts[0], texts[1], named or None
+
+
+def window_ends(op: str, window: Window | None) -> Window:
+    """(left, right) of an argument `window`."""
+    if window is None:
+        return None, None
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise TypeError(f"{op}: window is {window!r}, expected (left, right): how many other keys "
+                        "before and behind are seen, each an int or None") from None
+    return left, right
 
 
 def _seed(seed: int | Array | None) -> tuple[int | None, Array | None]:
@@ -157,7 +186,7 @@ def attention(
     named = None
     if score is not None or mask is not None or aux or params:
         score, mask, named = _expressions(score, mask, aux, params)
-    left, right = window if window is not None else (None, None)
+    left, right = window_ends("attention_fwd", window)
     seed_tensor = None
     if dropout_seed is not None:
         dropout_seed, seed_tensor = _seed(dropout_seed)
@@ -183,7 +212,7 @@ def explain_call(q: Array, k: Array, v: Array, *, window: Window | None = None,
     score, mask, named = _expressions(score, mask, aux, params)
     given.update(q=q, k=k, v=v, score=score, mask=mask)
     given["dropout_seed"], given["dropout_seed_tensor"] = _seed(given.get("dropout_seed"))
-    given["window_left"], given["window_right"] = window if window is not None else (None, None)
+    given["window_left"], given["window_right"] = window_ends("explain", window)
     unknown = given.keys() - {*_TENSORS, *_OPTIONS}
     if unknown:
         raise TypeError(f"explain: attention has no argument '{min(unknown)}'")
@@ -200,7 +229,7 @@ def mask_blocks(arrays: Mapping[str, Array], block: tuple[int, int], batch: int,
     _, mask, named = _expressions(None, given.pop("mask", None), given.pop("aux", None),
                                   given.pop("params", None))
     given.update(arrays, mask=mask)
-    given["window_left"], given["window_right"] = window if window is not None else (None, None)
+    given["window_left"], given["window_right"] = window_ends("plot_mask", window)
     unknown = given.keys() - {*_TENSORS, *_OPTIONS}
     if unknown:
         raise TypeError(f"plot_mask: attention has no argument '{min(unknown)}'")
@@ -253,7 +282,7 @@ def attention_backward(
     named = None
     if score is not None or mask is not None or aux or params:
         score, mask, named = _expressions(score, mask, aux, params)
-    left, right = window if window is not None else (None, None)
+    left, right = window_ends("attention_bwd", window)
     dropout_seed, seed_tensor = _seed(dropout_seed)
     if into:
         if not into.keys() <= set(gradients):

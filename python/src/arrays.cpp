@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arrays.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -131,6 +132,14 @@ void ArrayViews::refuse_gradient(nb::handle array, std::string_view name) const 
        "flashtile.torch has the functions with gradients");
 }
 
+/// The library has said why, PyTorch with the calls that led there, which tell a user nothing.
+void ArrayViews::fail_without_memory(std::string_view name) const {
+  nb::python_error error;
+  std::string text = nb::str(error.value()).c_str();
+  text.resize(std::min(text.find('\n'), text.size()));
+  fail(op_, name, " has no memory that can be read: ", text);
+}
+
 TensorView ArrayViews::from_dlpack(const dlpack::Tensor& tensor, std::string_view name) const {
   const DType dtype = tensor.lanes == 1 ? dtype_of(tensor.type_code, tensor.bits) : DType::kNone;
   if (dtype == DType::kNone) {
@@ -249,7 +258,7 @@ TensorView ArrayViews::view(nb::handle array, std::string_view name) {
   if (const dlpack::ExchangeApi* api = exchange_api(array)) {
     refuse_gradient(array, name);
     dlpack::Tensor tensor{};
-    if (api->tensor_from_object(array.ptr(), &tensor) != 0) nb::raise_python_error();
+    if (api->tensor_from_object(array.ptr(), &tensor) != 0) fail_without_memory(name);
     return from_dlpack(tensor, name);
   }
   TensorView view;

@@ -46,6 +46,7 @@ class ArrayViews {
   TensorView view_capsule(nb::handle array, std::string_view name);
   TensorView from_dlpack(const dlpack::Tensor& tensor, std::string_view name) const;
   void refuse_gradient(nb::handle array, std::string_view name) const;
+  [[noreturn]] void fail_without_memory(std::string_view name) const;
 
   std::string_view op_;
   std::vector<nb::object> owners_;

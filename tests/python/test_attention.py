@@ -2,6 +2,7 @@
 """flashtile.attention on numpy arrays, against numpy's float64."""
 
 import array
+import re
 import subprocess
 import sys
 import threading
@@ -237,6 +238,30 @@ def test_errors(error, text, options):
         flashtile.attention(*qkv(), **options)
 
 
+def test_a_window_is_a_pair():
+    q, k, v = qkv()
+    for window in (3, (1, 2, 3)):
+        with pytest.raises(TypeError, match=r"window is .*, expected \(left, right\)"):
+            flashtile.attention(q, k, v, window=window)
+        with pytest.raises(TypeError, match="window is"):
+            flashtile.explain(q, k, v, window=window)
+
+
+def test_an_array_as_mask_is_told_how_it_is_read():
+    q, k, v = qkv()
+    seen = np.tri(q.shape[1], k.shape[1], dtype=np.int32)
+    with pytest.raises(TypeError) as raised:
+        flashtile.attention(q, k, v, mask=seen)
+    told = re.search(r"mask=(.*), aux=(\{.*?\})", str(raised.value))
+    out = flashtile.attention(
+        q, k, v, mask=eval(told[1]), aux=eval(told[2], {"array": seen}))
+    assert np.array_equal(out, flashtile.attention(q, k, v, causal=True, query_offset=0))
+    with pytest.raises(TypeError, match="score is a ndarray.*term"):
+        flashtile.attention(q, k, v, score=np.zeros((q.shape[1], k.shape[1]), np.float32))
+    with pytest.raises(TypeError, match="mask is a int, expected an expression or a function$"):
+        flashtile.attention(q, k, v, mask=3)
+
+
 def test_errors_of_arrays():
     q, k, v = qkv()
     with pytest.raises(ValueError, match="head_dim of k is 8, of q 16"):
@@ -286,6 +311,7 @@ def test_explain_and_info():
     assert "causal" in by_arrays.problem and "window_left=3" in by_arrays.problem
     assert flashtile.supports("attention_fwd:d64")
     assert not flashtile.supports("attention_fwd:d64:f64@scalar")
+    assert not flashtile.supports("attention_bwd:b2:hq4:sq9:d64:block_table")
     with pytest.raises(TypeError, match="casual"):
         flashtile.explain(*qkv(), casual=True)
 

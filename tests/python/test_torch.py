@@ -236,6 +236,26 @@ def test_autocast():
     assert torch.equal(out, ft.attention(q.bfloat16(), k.bfloat16(), v.bfloat16()))
 
 
+def test_tensors_without_memory_are_named():
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="k has no memory that can be read: .*meta$"):
+        flashtile.attention(q, k.to("meta"), v)
+
+
+def test_a_window_is_a_pair_and_a_mask_no_tensor():
+    q, k, v = qkv()
+    with pytest.raises(TypeError, match="window is 3, expected .left, right"):
+        ft.attention(q, k, v, window=3)
+    with pytest.raises(TypeError, match="mask is a Tensor, .*aux={'seen': array}"):
+        ft.attention(q, k, v, mask=torch.ones(q.shape[1], k.shape[1], dtype=torch.bool))
+
+
+def test_calls_that_store_keys_are_elsewhere():
+    q, k, v = qkv()
+    with pytest.raises(TypeError, match="'k_new': .* are flashtile.attention's"):
+        ft.attention(q, k, v, k_new=k, v_new=v)
+
+
 def test_no_second_derivative():
     q, k, v = qkv(requires_grad=True)
     first, = torch.autograd.grad(ft.attention(q, k, v).square().sum(), q, create_graph=True)

@@ -178,6 +178,8 @@ TEST(ExprParse, ErrorsNameTheColumn) {
   EXPECT_EQ(score_error("score +"),
             "score expression, column 8: expected a value, found the end of the text");
   EXPECT_EQ(score_error("  "), "score expression, column 3: the text is empty");
+  EXPECT_EQ(score_error("aux.t[0]"),
+            "score expression, column 1: aux tensors are read by their names alone, as in t[0]");
   EXPECT_EQ(score_error("param.3"), "score expression, column 1: 'param' is used as param.NAME");
   EXPECT_EQ(score_error("param."),
             "score expression, column 7: expected the name of a parameter after 'param.', found "

@@ -23,7 +23,8 @@ except ImportError as error:
     raise ImportError("flashtile.jax needs JAX: pip install jax") from error
 
 from flashtile import _core
-from flashtile._attention import ScoreOrMask, Window, dtype_name, gradient_name
+from flashtile._attention import (ScoreOrMask, Window, checked_text, dtype_name,
+                                   gradient_name, window_ends)
 from flashtile._table import OptionRow, output_shape, tables
 from flashtile._vmap import folded, folds, unfolded
 
@@ -188,7 +189,7 @@ def _option_text(row: OptionRow, value: Any) -> str:
 def _traced(given: ScoreOrMask, slot: str, aux: Mapping[str, jax.Array],
             params: Mapping[str, float]) -> str | None:
     if not callable(given):
-        return given
+        return checked_text(slot, given)
     from flashtile.expressions import trace
     return trace(given, slot, aux=aux, params=params)[0]
 
@@ -239,7 +240,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = False,
     options: dict[str, Any] = {"score": _traced(score, "score", read, scalars),
                                "mask": _traced(mask, "mask", read, scalars), "causal": causal}
     if window is not None:
-        options["window_left"], options["window_right"] = window
+        options["window_left"], options["window_right"] = window_ends(
+            "flashtile.jax.attention", window)
     inputs = {"q": q, "k": k, "v": v}
     for name in _INPUTS[3:]:
         if others.get(name) is not None:

@@ -22,7 +22,8 @@ except ImportError as error:
     raise ImportError("flashtile.torch needs PyTorch: pip install torch") from error
 
 from flashtile import _torch_sdpa, expressions
-from flashtile._attention import ScoreOrMask, Window, dtype_name
+from flashtile._attention import (CACHE_NAMES, ScoreOrMask, Window, checked_text, dtype_name,
+                                   window_ends)
 from flashtile._torch_op import INPUT_NAMES, OPTION_PLACES, autocast, run_forward
 from flashtile._torch_sdpa import added_mask, new_seed
 
@@ -37,7 +38,7 @@ except ImportError:  # before PyTorch 2.5, which has no BlockMask
 def _traced(given: ScoreOrMask, slot: str, aux: dict[str, torch.Tensor],
             params: Mapping[str, float]) -> str | None:
     if not callable(given):
-        return given
+        return checked_text(slot, given)
     text, captured = expressions.trace(given, slot, aux=aux, params=params)
     aux.update(captured)
     return text
@@ -85,7 +86,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     options: dict[str, Any] = {"score": _traced(score, "score", read, scalars),
                                "mask": _traced(mask, "mask", read, scalars), "causal": causal}
     if window is not None:
-        options["window_left"], options["window_right"] = window
+        options["window_left"], options["window_right"] = window_ends(
+            "flashtile.torch.attention", window)
     if dropout_p > 0:
         options["dropout_p"] = dropout_p
         if dropout_seed is None:
@@ -99,6 +101,9 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
             options[name] = value
         elif name in INPUT_NAMES:
             tensors[name] = value
+        elif name in CACHE_NAMES:
+            raise TypeError(f"flashtile.torch.attention has no argument '{name}': calls that store "
+                            "or turn keys have no gradient, and are flashtile.attention's")
         else:
             raise TypeError(f"flashtile.torch.attention has no argument '{name}'")
     out, lse = run_forward((

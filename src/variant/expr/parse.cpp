@@ -274,6 +274,7 @@ class Parser {
       known.append(known.empty() ? "" : ", ").append(variable_name(variable));
     }
     if (token.text == "param") fail(token, "'param' is used as param.NAME");
+    if (token.text == "aux") fail(token, "aux tensors are read by their names alone, as in t[0]");
     const auto aux = std::ranges::find(aux_, token.text, &AuxSignature::name);
     if (aux != aux_.end() && aux->rank == 0) return load(*aux, {});
     if (aux != aux_.end()) {
