@@ -32,6 +32,8 @@ constexpr const char* kProblems[] = {
     "mamba2_bwd:b1:hq3:t130:d24:dv16:D[hq,dv]:dt_softplus:bf16",
     "mlstm_exp_bwd:b1:hq4:hkv2:t130:d24:dv16:initial_state:initial_norm:initial_max:dfinal_state",
     "mlstm_sig_bwd:b1:hq2:t130:d24:dv16:normalize:dfinal_norm",
+    "mamba2_bwd:b1:hq2:num_groups=1:t300:d64:dv64:dt_bias:D:dt_softplus:initial_state:dfinal_state",
+    "mlstm_exp_bwd:b1:hq4:t256:d64:dv64",
     "gla_fwd:b1:hq4:hkv2:t97:d33:dv70:initial_state:final_state",
     "gla_fwd:b2:hq2:t70:d24:dv200:bf16",
     "gla_fwd:hq4:d40:dv150:hkv2:cu_seqlens={0,1,1,18,200}:initial_state:final_state:bf16",
