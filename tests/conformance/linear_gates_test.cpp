@@ -407,8 +407,8 @@ TEST(LinearGates, AHundredThousandRowsDoNotDrift) {
 TEST(LinearGates, OfSaturatedPartsAreProducts) {
   constexpr int64_t kHeads = 41, kRows = 101;
   for (const bool has_bound : {false, true}) {
-    const std::string rest = std::string(":b1:hq41:t101:d1:A_log") +
-                             (has_bound ? ":lower_bound=-5" : "");
+    const std::string rest =
+        std::string(":b1:hq41:t101:d1:A_log") + (has_bound ? ":lower_bound=-5" : "");
     const cli::OwnedCall fwd = linear_call("log_decay_gate_fwd" + rest);
     const cli::OwnedCall bwd = linear_call("log_decay_gate_bwd" + rest);
     for (const OpCall* call : {&fwd.call, &bwd.call}) {

@@ -27,8 +27,8 @@ FLASHTILE_DEVICE uint32 visits_of(const uint32* row, int num_words, int first, i
   uint32 sum = 0;
   for (int i = first; i < num_words; i += step) {
     const auto word = static_cast<uint32>(load_fresh(reinterpret_cast<const int*>(row) + i));
-    sum += static_cast<uint32>(3 * count_ones(word & kVisited) -
-                               2 * count_ones(word >> 1 & kVisited));
+    sum +=
+        static_cast<uint32>(3 * count_ones(word & kVisited) - 2 * count_ones(word >> 1 & kVisited));
   }
   return sum;
 }

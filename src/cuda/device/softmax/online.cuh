@@ -193,7 +193,7 @@ struct OnlineSoftmax {
   template <int kTilesV>
   FLASHTILE_DEVICE bool align(float slope, float (&acc)[kTilesM][kTilesV][4]) {
     constexpr float kMostRise = 48.0f;  // in log2 units
-    float begin[kTilesM][2];  // of a line through the row's reference
+    float begin[kTilesM][2];            // of a line through the row's reference
     float top = -infinity();
     float bottom = infinity();
     FLASHTILE_UNROLL
