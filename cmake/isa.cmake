@@ -19,6 +19,7 @@ flashtile_isa(scalar any)
 flashtile_isa(avx2 x86_64 ${avx2})
 flashtile_isa(avx512 x86_64 ${avx512})
 flashtile_isa(avx512_bf16 x86_64 ${avx512} -mavx512bf16)
+flashtile_isa(avx512_amx x86_64 ${avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
 flashtile_isa(neon aarch64)
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ISAS = ["avx512_bf16", "avx512", "avx2", "scalar", "neon"]
+ISAS = ["avx512_amx", "avx512_bf16", "avx512", "avx2", "scalar", "neon"]
 ISA_OBJECT = re.compile(r"_(" + "|".join(ISAS) + r")(\.cpp)?\.(o|obj)$")
 # nm's letters for a definition that the linker may merge: weak, weak object, unique.
 SHARED_KINDS = "WVu"

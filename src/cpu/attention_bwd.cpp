@@ -41,7 +41,7 @@ AttentionPlan plan_attention_bwd(const IsaEntry& isa, const AttentionProblem& pr
   const int64_t wanted = problem.batch_invariant ? kMaxSplits : ceil_div(kEnoughTasks, num_pairs);
   plan.num_splits = std::min({kMaxSplits, wanted, num_blocks});
   plan.num_tasks = (Count(num_pairs) * plan.num_splits).value("attention_bwd", "tasks");
-  const BwdShape shape(operands_of(isa, problem.dtype), problem, plan);
+  const BwdShape shape(operands_of(isa, problem), problem, plan);
   plan.workspace_bytes = (Count(kExtraBytes) + AuxGradients::bytes(problem, plan.num_tasks))
                              .value("attention_bwd", "bytes of workspace");
   plan.worker_bytes =

@@ -73,7 +73,7 @@ BwdBlock make_bwd_block(const AttentionProblem& problem, const BwdShape& shape,
 BwdLaunch::BwdLaunch(const IsaEntry& isa, const AttentionCall& call, const AttentionPlan& plan,
                      const Context& context)
     : all_kernels_(*isa.kernels),
-      kernels_(operands_of(isa, call.problem().dtype)),
+      kernels_(operands_of(isa, call.problem())),
       call_(call),
       problem_(call.problem()),
       args_(call.args()),

@@ -8,9 +8,9 @@
 
 namespace flashtile::cpu {
 
-const OperandKernels& operands_of(const IsaEntry& isa, DType dtype) {
-  const bool is_paired = dtype == DType::kBF16 && isa.attention_pairs != nullptr;
-  return is_paired ? *isa.attention_pairs : isa.kernels->operands;
+const OperandKernels& operands_of(const IsaEntry& isa, const AttentionProblem& problem) {
+  const OperandKernels* pairs = problem.batch_invariant ? isa.invariant_pairs : isa.attention_pairs;
+  return problem.dtype == DType::kBF16 && pairs != nullptr ? *pairs : isa.kernels->operands;
 }
 
 std::unique_ptr<CallVariant> KeptVariants::take() const {

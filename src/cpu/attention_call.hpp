@@ -45,10 +45,13 @@ struct IsaEntry {
   const ScalarDecayOperandKernels* delta_pairs = nullptr;
   const VectorDecayPairKernels* vector_decay_pairs = nullptr;
   const DecodeKernels* decode_pairs = nullptr;
+  /// `attention_pairs` for batch_invariant: its sums are those of decoding, to the bit.
+  const OperandKernels* invariant_pairs = nullptr;
 };
 
-/// The operands that a problem is computed with: bf16 pairs for bf16 inputs where there are any.
-const OperandKernels& operands_of(const IsaEntry& isa, DType dtype);
+/// The operands that a problem is computed with: bf16 pairs for bf16 inputs where there are any,
+/// otherwise floats.
+const OperandKernels& operands_of(const IsaEntry& isa, const AttentionProblem& problem);
 
 /// One (sequence, kv head): what shares packed keys and values.
 struct Pair {

@@ -68,7 +68,7 @@ class ForwardLaunch {
       : problem_(problem),
         args_(args),
         plan_(plan),
-        kernels_(operands_of(isa, problem.dtype)),
+        kernels_(operands_of(isa, problem)),
         isa_(isa),
         call_(problem, plan, args),
         context_(with_workers_for(call_.work(), context)),
@@ -404,7 +404,7 @@ void ForwardLaunch::store_max_logit() const {
 
 AttentionPlan plan_attention_fwd(const IsaEntry& isa, const AttentionProblem& problem) {
   if (takes_decode(problem)) return plan_attention_decode(isa, problem);
-  const OperandKernels& kernels = operands_of(isa, problem.dtype);
+  const OperandKernels& kernels = operands_of(isa, problem);
   AttentionPlan plan;
   plan.implementation = isa.forward_name;
   plan.details = std::make_shared<const KeptVariants>();

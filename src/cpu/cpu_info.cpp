@@ -11,6 +11,7 @@
 #endif
 #if defined(__linux__)
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
@@ -60,6 +61,34 @@ bool has_f16c() {
 }
 #endif
 
+#if defined(__x86_64__)
+bool has_amx_bf16() {
+  constexpr unsigned kAmxBf16 = 1u << 22;
+  constexpr unsigned kAmxTile = 1u << 24;
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  return (edx & kAmxBf16) != 0 && (edx & kAmxTile) != 0;
+}
+
+/// Linux lets a process use tile registers once it has asked; its threads and children may then,
+/// too. It says no where it does not save them, or where a signal stack is too small for them.
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;
+  return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+#else
+bool has_amx_bf16() { return false; }
+bool may_use_tiles() { return false; }
+#endif
+
 void detect_isas(CpuInfo& info) {
   const auto set = [&info](Isa isa, bool present) {
     info.has_isa[static_cast<int>(isa)] = present;
@@ -74,11 +103,13 @@ void detect_isas(CpuInfo& info) {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
   set(Isa::kAvx512, avx512);
+  const bool has_dot = avx512 && __builtin_cpu_supports("avx512bf16");
 #if defined(FLASHTILE_EMULATE_CPU)
   set(Isa::kAvx512Bf16, avx512);
 #else
-  set(Isa::kAvx512Bf16, avx512 && __builtin_cpu_supports("avx512bf16"));
+  set(Isa::kAvx512Bf16, has_dot);
 #endif
+  set(Isa::kAvx512Amx, has_dot && has_amx_bf16() && may_use_tiles());
   info.has_fast_bf16_dot = !is_intel();
 #elif defined(__aarch64__)
   set(Isa::kNeon, true);
@@ -152,7 +183,8 @@ CpuInfo detect() {
 }  // namespace
 
 std::string_view isa_name(Isa isa) {
-  constexpr std::string_view kNames[kNumIsas] = {"scalar", "avx2", "avx512", "avx512_bf16", "neon"};
+  constexpr std::string_view kNames[kNumIsas] = {"scalar",      "avx2",       "avx512",
+                                                 "avx512_bf16", "avx512_amx", "neon"};
   return kNames[static_cast<int>(isa)];
 }
 

@@ -9,10 +9,11 @@
 namespace flashtile::cpu {
 
 /// Instruction sets that kernels are compiled for.
-enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kNeon };
-inline constexpr int kNumIsas = 5;
+enum class Isa : uint8_t { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAvx512Amx, kNeon };
+inline constexpr int kNumIsas = 6;
 
-/// "scalar", "avx2", "avx512", "avx512_bf16", "neon": the namespaces and file suffixes of kernels.
+/// "scalar", "avx2", "avx512", "avx512_bf16", "avx512_amx", "neon": the namespaces and file
+/// suffixes of kernels.
 std::string_view isa_name(Isa isa);
 
 /// What this process may use of the machine.

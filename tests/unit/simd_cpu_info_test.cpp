@@ -27,6 +27,7 @@ TEST(CpuInfo, NamesAreThoseOfTheNamespaces) {
   EXPECT_EQ(isa_name(Isa::kAvx2), "avx2");
   EXPECT_EQ(isa_name(Isa::kAvx512), "avx512");
   EXPECT_EQ(isa_name(Isa::kAvx512Bf16), "avx512_bf16");
+  EXPECT_EQ(isa_name(Isa::kAvx512Amx), "avx512_amx");
   EXPECT_EQ(isa_name(Isa::kNeon), "neon");
 }
 
@@ -50,6 +51,8 @@ TEST(CpuInfo, InstructionSetsAgreeWithTheKernel) {
   EXPECT_EQ(info.has(Isa::kAvx2), avx2);
   EXPECT_EQ(info.has(Isa::kAvx512), avx512);
   EXPECT_EQ(info.has(Isa::kAvx512Bf16), avx512 && has("avx512_bf16"));
+  // The system may refuse a process the registers.
+  EXPECT_LE(info.has(Isa::kAvx512Amx), avx512 && has("amx_tile") && has("amx_bf16"));
 #endif
 }
 

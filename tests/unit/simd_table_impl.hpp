@@ -233,6 +233,7 @@ inline void fill_tiles(testing::SimdTable& t) {
   };
 #if defined(__AVX512BF16__)
   t.gemm_bf16 = [](const Product& x) {
+    [[maybe_unused]] const PairProducts products;
     gemm_bf16(
         x.m, x.n, x.k, {static_cast<const Bf16*>(x.a), x.row_stride, x.col_stride},
         static_cast<const Bf16*>(x.b), x.ldb,

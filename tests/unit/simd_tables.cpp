@@ -7,6 +7,7 @@ SimdTable simd_table_scalar();
 SimdTable simd_table_avx2();
 SimdTable simd_table_avx512();
 SimdTable simd_table_avx512_bf16();
+SimdTable simd_table_avx512_amx();
 SimdTable simd_table_neon();
 
 std::vector<const SimdTable*> simd_tables() {
@@ -24,6 +25,7 @@ std::vector<const SimdTable*> simd_tables() {
   add(cpu::Isa::kAvx2, simd_table_avx2);
   add(cpu::Isa::kAvx512, simd_table_avx512);
   add(cpu::Isa::kAvx512Bf16, simd_table_avx512_bf16);
+  add(cpu::Isa::kAvx512Amx, simd_table_avx512_amx);
 #elif defined(__aarch64__)
   add(cpu::Isa::kNeon, simd_table_neon);
 #endif

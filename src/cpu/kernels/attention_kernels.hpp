@@ -63,5 +63,8 @@ const AttentionKernels& attention_kernels();
 namespace avx512_bf16 {
 const OperandKernels& attention_pair_kernels();
 }
+namespace avx512_amx {
+const OperandKernels& attention_pair_kernels();
+}
 
 }  // namespace flashtile::cpu

@@ -37,6 +37,7 @@ struct Exponentials<FloatOperands> {
 
 template <class Operands>
 void fwd_block(const FwdBlock& block) {
+  [[maybe_unused]] const typename Operands::Products products;
   using E = Exponentials<Operands>;
   if (block.rules->is_log2) {
     fwd_block_of<typename E::OfTwo, Operands>(block);
@@ -47,6 +48,7 @@ void fwd_block(const FwdBlock& block) {
 
 template <class Operands>
 void bwd_block(const BwdBlock& block) {
+  [[maybe_unused]] const typename Operands::Products products;
   using E = Exponentials<Operands>;
   if (block.rules->is_log2) {
     bwd_block_of<typename E::OfTwo, Operands>(block);

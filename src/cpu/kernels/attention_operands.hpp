@@ -16,6 +16,8 @@ namespace flashtile::cpu::FLASHTILE_ISA {
 /// float32 operands; inputs of any dtype are widened when they are packed.
 struct FloatOperands {
   using Element = float;
+  /// Lives where products are used.
+  struct Products {};
   /// Rows of a right operand that a product over `rows` of them reads.
   static FLASHTILE_INLINE int64_t rows_read(int64_t rows) { return rows; }
 
@@ -65,6 +67,7 @@ struct FloatOperands {
 /// bfloat16 pairs.
 struct Bf16Operands {
   using Element = Bf16;
+  using Products = PairProducts;
   static FLASHTILE_INLINE int64_t rows_read(int64_t rows) { return (rows + 1) / 2 * 2; }
 
   static FLASHTILE_INLINE int64_t bytes(int64_t rows, int64_t ld) {

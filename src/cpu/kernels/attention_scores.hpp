@@ -112,9 +112,9 @@ FLASHTILE_INLINE void report_error(const Strips& strips) {
 /// Rows of a tile that positions cut are worked on in parts, a multiple of the rows of a register
 /// tile: each leaves out the keys that only others see. Four of a block save a third of the tile on
 /// a causal diagonal.
-inline constexpr int64_t kPartRows = 24;
-/// What parts begin at, in keys: whole vectors of every instruction set.
-inline constexpr int64_t kTrimKeys = 16;
+inline constexpr int64_t kPartRows = kHasTiles ? 32 : 24;
+/// What parts begin at, in keys: whole vectors of every instruction set, and steps of a product.
+inline constexpr int64_t kTrimKeys = kHasTiles ? 32 : 16;
 
 /// True where every row of a tile sees all of its keys: by position, and nothing else hides any.
 FLASHTILE_INLINE bool sees_all(const ScoreRules& rules, const TileSpan& tile) {

@@ -24,6 +24,17 @@ struct GemmPairsA {
   int64_t pair_stride;
 };
 
+/// While it lives its thread may call gemm_bf16: tile registers are a state of the thread that its
+/// caller knows nothing of.
+struct PairProducts {
+#if defined(__AMX_BF16__)
+  PairProducts() { AmxTiles::open(); }
+  ~PairProducts() { AmxTiles::close(); }
+  PairProducts(const PairProducts&) = delete;
+  PairProducts& operator=(const PairProducts&) = delete;
+#endif
+};
+
 /// C (+)= alpha * A * B; see the top of the file.
 void gemm_bf16(int64_t m, int64_t n, int64_t k, const GemmPairsA& a, const Bf16* b, int64_t ldb,
                const GemmC& out);

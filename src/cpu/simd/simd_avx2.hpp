@@ -14,6 +14,7 @@ inline constexpr int kLanes = 8;
 inline constexpr int kTileVecs = 2;
 inline constexpr int kTileRows[kTileVecs] = {8, 6};
 inline constexpr bool kHasBf16Dot = false;
+inline constexpr bool kHasTiles = false;
 
 struct Vf {
   __m256 v;

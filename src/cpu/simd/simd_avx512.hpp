@@ -27,6 +27,11 @@ inline constexpr bool kHasBf16Dot = true;
 #else
 inline constexpr bool kHasBf16Dot = false;
 #endif
+#if defined(__AMX_BF16__)
+inline constexpr bool kHasTiles = true;
+#else
+inline constexpr bool kHasTiles = false;
+#endif
 
 struct Vf {
   __m512 v;

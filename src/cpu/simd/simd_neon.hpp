@@ -15,6 +15,7 @@ inline constexpr int kTileVecs = 4;
 inline constexpr int kTileRows[kTileVecs] = {8, 8, 6,
                                              5};  // GCC loads all broadcasts of a step first
 inline constexpr bool kHasBf16Dot = false;
+inline constexpr bool kHasTiles = false;
 
 struct Vf {
   float32x4_t v;

@@ -13,6 +13,7 @@ inline constexpr int kLanes = 4;
 inline constexpr int kTileVecs = 2;
 inline constexpr int kTileRows[kTileVecs] = {8, 6};
 inline constexpr bool kHasBf16Dot = false;
+inline constexpr bool kHasTiles = false;
 
 using FloatLanes = float __attribute__((vector_size(16)));
 using UintLanes = uint32_t __attribute__((vector_size(16)));
