@@ -84,9 +84,6 @@ bool may_use_tiles() {
   return false;
 #endif
 }
-#else
-bool has_amx_bf16() { return false; }
-bool may_use_tiles() { return false; }
 #endif
 
 void detect_isas(CpuInfo& info) {
@@ -109,7 +106,9 @@ void detect_isas(CpuInfo& info) {
 #else
   set(Isa::kAvx512Bf16, has_dot);
 #endif
+#if defined(__x86_64__)
   set(Isa::kAvx512Amx, has_dot && has_amx_bf16() && may_use_tiles());
+#endif
   info.has_fast_bf16_dot = !is_intel();
 #elif defined(__aarch64__)
   set(Isa::kNeon, true);
