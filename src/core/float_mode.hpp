@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How a thread rounds and what it makes of subnormal numbers. Kernels of a CPU take those below the
-// smallest normal number for zero: on Intel's cores a product that has or gives one costs some 150
-// cycles instead of half a cycle, and weights that decay pass through them on their way to zero.
+// smallest normal number for zero: on Intel's cores products that have or give one are many
+// times slower than others, and weights that decay pass through them on their way to zero.
 #pragma once
 
 #include <cstdint>
