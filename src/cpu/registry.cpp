@@ -41,9 +41,10 @@ const auto& all_entries() {
                     &avx512_bf16::scalar_decay_pair_kernels(), &avx512_bf16::delta_pair_kernels(),
                     &avx512_bf16::vector_decay_pair_kernels(), &avx512_bf16::decode_pair_kernels(),
                     &avx512_bf16::attention_pair_kernels()),
-    // Where there are tiles, the dot product is slower than float32: all else is widened.
+    // Where there are tiles, the dot product is slower than float32: decoding is widened.
     FLASHTILE_ENTRY(Isa::kAvx512Amx, avx512_amx, avx512, &avx512::delta_float_kernels(),
-                    &avx512_amx::attention_pair_kernels()),
+                    &avx512_amx::attention_pair_kernels(), &avx512_amx::scalar_decay_pair_kernels(),
+                    &avx512_amx::delta_pair_kernels(), &avx512_amx::vector_decay_pair_kernels()),
 #elif defined(__aarch64__)
     FLASHTILE_ENTRY(Isa::kNeon, neon, neon),
 #endif

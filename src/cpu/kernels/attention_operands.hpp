@@ -123,4 +123,11 @@ struct Scratch {
   FLASHTILE_INLINE char* take_bytes(int64_t bytes) { return take<char>(bytes); }
 };
 
+/// `kernel` where its products may be used.
+template <class Operands, auto kernel, class Work>
+auto with_products(const Work& work) {
+  [[maybe_unused]] const typename Operands::Products products;
+  return kernel(work);
+}
+
 }  // namespace flashtile::cpu::FLASHTILE_ISA

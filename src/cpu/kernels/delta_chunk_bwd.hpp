@@ -357,9 +357,9 @@ int64_t delta_chunk_bwd_scratch_bytes(const ScalarDecayShape& shape) {
 template <class Operands, class F>
 constexpr ScalarDecayOperandKernels delta_chunk_kernels() {
   return {.bwd_scratch_bytes = delta_chunk_bwd_scratch_bytes<Operands>,
-          .bwd_state = delta_chunk_bwd_state<F, Operands>,
-          .bwd_dstate = delta_chunk_bwd_dstate<F, Operands>,
-          .bwd_chunk = delta_chunk_bwd_chunk<F, Operands>};
+          .bwd_state = with_products<Operands, delta_chunk_bwd_state<F, Operands>>,
+          .bwd_dstate = with_products<Operands, delta_chunk_bwd_dstate<F, Operands>>,
+          .bwd_chunk = with_products<Operands, delta_chunk_bwd_chunk<F, Operands>>};
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA

@@ -29,8 +29,12 @@ inline int64_t vector_decay_bwd_bytes(int64_t head_dim, int64_t head_dim_v, int6
 }
 
 constexpr VectorDecayPairKernels kVectorDecayPairKernels = {
-    vector_decay_scratch_bytes, vector_decay_fwd_chunk, vector_decay_bwd_bytes,
-    vector_decay_kept_elements, vector_decay_values,    vector_decay_keys};
+    vector_decay_scratch_bytes,
+    with_products<Bf16Operands, vector_decay_fwd_chunk>,
+    vector_decay_bwd_bytes,
+    vector_decay_kept_elements,
+    with_products<Bf16Operands, vector_decay_values>,
+    with_products<Bf16Operands, vector_decay_keys>};
 
 const ScalarDecayOperandKernels& scalar_decay_pair_kernels() { return kPairKernels; }
 const ScalarDecayOperandKernels& delta_pair_kernels() { return kDeltaPairKernels; }

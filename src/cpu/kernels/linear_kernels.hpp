@@ -42,5 +42,10 @@ const ScalarDecayOperandKernels& scalar_decay_pair_kernels();
 const ScalarDecayOperandKernels& delta_pair_kernels();
 const VectorDecayPairKernels& vector_decay_pair_kernels();
 }  // namespace avx512_bf16
+namespace avx512_amx {
+const ScalarDecayOperandKernels& scalar_decay_pair_kernels();
+const ScalarDecayOperandKernels& delta_pair_kernels();
+const VectorDecayPairKernels& vector_decay_pair_kernels();
+}  // namespace avx512_amx
 
 }  // namespace flashtile::cpu

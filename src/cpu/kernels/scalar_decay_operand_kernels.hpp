@@ -20,10 +20,13 @@ int64_t scalar_decay_bwd_scratch_bytes(const ScalarDecayShape& shape) {
 
 template <class Operands, class F>
 constexpr ScalarDecayOperandKernels scalar_decay_operand_kernels() {
-  return {scalar_decay_fwd_scratch_bytes<Operands>, scalar_decay_fwd_chunk<F, Operands>,
-          scalar_decay_bwd_scratch_bytes<Operands>, scalar_decay_bwd_state<F, Operands>,
-          scalar_decay_bwd_divisors<F, Operands>,   scalar_decay_bwd_dstate<F, Operands>,
-          scalar_decay_bwd_chunk<F, Operands>};
+  return {scalar_decay_fwd_scratch_bytes<Operands>,
+          with_products<Operands, scalar_decay_fwd_chunk<F, Operands>>,
+          scalar_decay_bwd_scratch_bytes<Operands>,
+          with_products<Operands, scalar_decay_bwd_state<F, Operands>>,
+          with_products<Operands, scalar_decay_bwd_divisors<F, Operands>>,
+          with_products<Operands, scalar_decay_bwd_dstate<F, Operands>>,
+          with_products<Operands, scalar_decay_bwd_chunk<F, Operands>>};
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA
