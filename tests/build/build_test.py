@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("FLASHTILE_BUILD_DIR", ROOT / "build" / "release"))
 UNITED = re.compile(r'#include "(.+\.cpp)"')
-ISA_FILE = re.compile(r"_(scalar|avx2|avx512|avx512_bf16|neon)\.cpp$")
+ISA_FILE = re.compile(r"_(scalar|avx2|avx512|avx512_bf16|avx512_amx|neon)\.cpp$")
 
 
 def sources_of(path):
@@ -49,7 +49,9 @@ class CompileCommandsTest(unittest.TestCase):
             self.assertIn(f"-DFLASHTILE_ISA={match.group(1)} ", command + " ")
             self.assertEqual("-mavx2" in flags, match.group(1).startswith("avx"), path)
             self.assertEqual("-mavx512f" in flags, match.group(1).startswith("avx512"), path)
-            self.assertEqual("-mavx512bf16" in flags, match.group(1) == "avx512_bf16", path)
+            self.assertEqual("-mavx512bf16" in flags, match.group(1) in ("avx512_bf16", "avx512_amx"),
+                             path)
+            self.assertEqual("-mamx-bf16" in flags, match.group(1) == "avx512_amx", path)
         self.assertIn("scalar", seen)
 
     def test_arithmetic_is_the_same_everywhere(self):
