@@ -37,7 +37,6 @@ struct Exponentials<FloatOperands> {
 
 template <class Operands>
 void fwd_block(const FwdBlock& block) {
-  [[maybe_unused]] const typename Operands::Products products;
   using E = Exponentials<Operands>;
   if (block.rules->is_log2) {
     fwd_block_of<typename E::OfTwo, Operands>(block);
@@ -48,7 +47,6 @@ void fwd_block(const FwdBlock& block) {
 
 template <class Operands>
 void bwd_block(const BwdBlock& block) {
-  [[maybe_unused]] const typename Operands::Products products;
   using E = Exponentials<Operands>;
   if (block.rules->is_log2) {
     bwd_block_of<typename E::OfTwo, Operands>(block);
@@ -59,10 +57,11 @@ void bwd_block(const BwdBlock& block) {
 
 template <class Operands>
 constexpr OperandKernels operand_kernels() {
-  return {fwd_key_layout<Operands>,    fwd_scratch_bytes<Operands>, fwd_pack_keys<Operands>,
-          fwd_block<Operands>,         bwd_query_layout<Operands>,  bwd_key_layout<Operands>,
-          bwd_scratch_bytes<Operands>, bwd_pack_queries<Operands>,  bwd_pack_keys<Operands>,
-          bwd_block<Operands>};
+  return {fwd_key_layout<Operands>,    fwd_scratch_bytes<Operands>,
+          fwd_pack_keys<Operands>,     with_products<Operands, fwd_block<Operands>>,
+          bwd_query_layout<Operands>,  bwd_key_layout<Operands>,
+          bwd_scratch_bytes<Operands>, bwd_pack_queries<Operands>,
+          bwd_pack_keys<Operands>,     with_products<Operands, bwd_block<Operands>>};
 }
 
 }  // namespace flashtile::cpu::FLASHTILE_ISA
